@@ -1,0 +1,172 @@
+"""Errors of the package: one base class, the driver's errno name on each.
+
+A driver answers misuse with an errno; Python callers get a subclass of
+:class:`SvmError` whose ``code`` is the errno's name, so that a host can match
+on the class and a script can print the name.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import ClassVar
+
+__all__ = [
+    "AccessDeniedError",
+    "AddressError",
+    "AddressInUseError",
+    "AgainError",
+    "BusyError",
+    "InvalidArgumentError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "OutOfSpaceError",
+    "OverflowAddressError",
+    "PermissionDeniedError",
+    "SvmError",
+    "TraceError",
+    "error_from_errno",
+]
+
+
+class SvmError(Exception):
+    """Base of every error that svmcore raises on purpose.
+
+    Attributes
+    ----------
+    code : str
+        The errno name that the driver would answer, for example ``"EINVAL"``.
+    """
+
+    code: ClassVar[str] = "EINVAL"
+
+
+class InvalidArgumentError(SvmError, ValueError):
+    """An argument that the driver refuses: unknown GPU, zero or misaligned size."""
+
+    code = "EINVAL"
+
+
+class AddressError(SvmError):
+    """An address outside every mapping (the driver's EFAULT)."""
+
+    code = "EFAULT"
+
+
+class AccessDeniedError(SvmError):
+    """A processor without access to the range (the driver's EACCES)."""
+
+    code = "EACCES"
+
+
+class PermissionDeniedError(SvmError):
+    """A mapping without the needed protection (the driver's EPERM)."""
+
+    code = "EPERM"
+
+
+class OverflowAddressError(SvmError, OverflowError):
+    """An interval that passes the end of the address space."""
+
+    code = "EOVERFLOW"
+
+
+class AddressInUseError(SvmError):
+    """An interval that overlaps memory registered through another interface."""
+
+    code = "EADDRINUSE"
+
+
+class OutOfMemoryError(SvmError, MemoryError):
+    """No memory for the operation; the state is as before the call."""
+
+    code = "ENOMEM"
+
+
+class OutOfSpaceError(SvmError):
+    """More device memory asked for than the device has."""
+
+    code = "ENOSPC"
+
+
+class NotSupportedError(SvmError):
+    """An operation that this device, kernel or build does not offer."""
+
+    code = "EOPNOTSUPP"
+
+
+class BusyError(SvmError):
+    """A state that does not allow the call now."""
+
+    code = "EBUSY"
+
+
+class AgainError(SvmError):
+    """Not possible now; the same call may succeed later."""
+
+    code = "EAGAIN"
+
+
+class TraceError(SvmError, ValueError):
+    """A trace that cannot be read: what, where and what was expected.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    where : str
+        Line, record or byte offset, for example ``"line 12"``; empty when the
+        whole file is meant.
+    reason : str
+        What was found and what was expected.
+    """
+
+    code = "EINVAL"
+
+    def __init__(self, path: str, where: str, reason: str) -> None:
+        self.path = path
+        self.where = where
+        self.reason = reason
+        place = f"{path}: {where}" if where else path
+        super().__init__(f"{place}: {reason}")
+
+
+_BY_ERRNO: dict[int, type[SvmError]] = {
+    errno.EFAULT: AddressError,
+    errno.EACCES: AccessDeniedError,
+    errno.EPERM: PermissionDeniedError,
+    errno.EOVERFLOW: OverflowAddressError,
+    errno.EADDRINUSE: AddressInUseError,
+    errno.ENOMEM: OutOfMemoryError,
+    errno.ENOSPC: OutOfSpaceError,
+    errno.EOPNOTSUPP: NotSupportedError,
+    errno.EBUSY: BusyError,
+    errno.EAGAIN: AgainError,
+}
+
+
+def error_from_errno(number: int, message: str) -> SvmError:
+    """The error that stands for a driver's result.
+
+    Parameters
+    ----------
+    number : int
+        An errno, positive or negative as the driver returns it.
+    message : str
+        What was asked and what was expected.
+
+    Returns
+    -------
+    SvmError
+        An instance of the matching subclass (``InvalidArgumentError`` for
+        EINVAL); for an errno without a class of its own, an ``SvmError`` whose
+        ``code`` is that errno's name.
+    """
+    number = abs(number)
+    if number == errno.EINVAL:
+        return InvalidArgumentError(message)
+    known = _BY_ERRNO.get(number)
+    if known is not None:
+        return known(message)
+    error = SvmError(message)
+    error.code = errno.errorcode.get(number, f"errno {number}")  # type: ignore[misc]
+    return error
