@@ -1,0 +1,226 @@
+"""The machine: processors, their memory, links and costs. Frozen; a Spec, not State.
+
+A machine is read from TOML. Every cost constant carries where it comes from:
+``measured``, ``published`` or ``assumed``; results list the assumed ones.
+Times computed from it are *modelled* times.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .errors import InvalidArgumentError
+from .units import PAGE_SHIFT, parse_size
+
+__all__ = ["Costs", "Gpu", "Machine", "preset_names"]
+
+_SOURCES = ("measured", "published", "assumed")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a node.
+
+    Parameters
+    ----------
+    id : int
+        The user-visible id (KFD gpu id), unique and neither 0 nor 0xffffffff.
+    vram_pages : int
+        Device memory in 4 KiB pages.
+    hive : int
+        XGMI hive or NVLink domain; 0 for no fast link.
+    adev : int
+        Device number; equal numbers are partitions of one device. -1: its own.
+    apu : bool
+        Shares memory with the CPU and prefers system memory.
+    svm : bool
+        Supports shared virtual memory.
+    coherent : bool
+        The CPU can read the device's memory in place.
+    """
+
+    id: int
+    vram_pages: int
+    hive: int = 0
+    adev: int = -1
+    apu: bool = False
+    svm: bool = True
+    coherent: bool = False
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost constants, all in ns and bytes per second of modelled time."""
+
+    fault_ns: int = 30_000
+    unmap_ns: int = 5_000
+    migrate_latency_ns: int = 10_000
+    migrate_bytes_per_s: float = 25e9
+    peer_latency_ns: int = 10_000
+    peer_bytes_per_s: float = 25e9
+    remote_access_ns: int = 1_000
+    remote_bytes_per_s: float = 8.192e9
+    #: constant name -> measured, published or assumed
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def assumed(self) -> list[str]:
+        """Names of the constants without a measurement or a publication behind them."""
+        return sorted(name for name in _COST_KEYS if self.sources.get(name, "assumed") == "assumed")
+
+
+_COST_KEYS = (
+    "fault_ns",
+    "unmap_ns",
+    "migrate_latency_ns",
+    "migrate_bytes_per_s",
+    "peer_latency_ns",
+    "peer_bytes_per_s",
+    "remote_access_ns",
+    "remote_bytes_per_s",
+)
+_GPU_KEYS = ("id", "vram", "hive", "device", "apu", "svm", "coherent", "count")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node: its GPUs and what things cost on it.
+
+    Build one with :meth:`preset`, :meth:`from_toml` or by hand.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are more than 64 GPUs, an id repeats or is reserved, or a size
+        is not positive.
+    """
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        if len(self.gpus) > 64:
+            raise InvalidArgumentError(
+                f"machine {self.name}: {len(self.gpus)} GPUs, expected at most 64"
+            )
+        seen: set[int] = set()
+        for gpu in self.gpus:
+            if gpu.id in (0, 0xFFFFFFFF) or gpu.id in seen or not 0 < gpu.id < 1 << 32:
+                raise InvalidArgumentError(
+                    f"machine {self.name}: gpu id {gpu.id}: expected a unique number "
+                    "from 1 to 0xfffffffe"
+                )
+            seen.add(gpu.id)
+            if gpu.vram_pages <= 0:
+                raise InvalidArgumentError(
+                    f"machine {self.name}: gpu {gpu.id}: vram of {gpu.vram_pages} pages, "
+                    "expected more than 0"
+                )
+
+    @staticmethod
+    def preset(name: str) -> Machine:
+        """A machine that ships with the package, by name (``gpu-80g`` is the default one).
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is no such preset; the message lists those there are.
+        """
+        known = preset_names()
+        if name not in known:
+            raise InvalidArgumentError(f"machine {name!r}: expected one of {', '.join(known)}")
+        text = (resources.files("svmcore") / "data" / "machines" / f"{name}.toml").read_text("utf-8")
+        return _machine_of(tomllib.loads(text), f"preset {name}")
+
+    @staticmethod
+    def from_toml(path: str | Path) -> Machine:
+        """A machine from a TOML file of the presets' form.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the file cannot be read, is not TOML, lacks a key or has one that
+            is not known; the message names the key and lists the known ones.
+        """
+        try:
+            table = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidArgumentError(f"machine {path}: expected a TOML file: {error}") from error
+        return _machine_of(table, str(path))
+
+    @staticmethod
+    def resolve(machine: str | Path | Machine) -> Machine:
+        """*machine* itself, the preset of that name, or the file at that path."""
+        if isinstance(machine, Machine):
+            return machine
+        text = str(machine)
+        return Machine.from_toml(text) if text.endswith(".toml") else Machine.preset(text)
+
+
+def preset_names() -> list[str]:
+    """Names of the machines that ship with the package."""
+    folder = resources.files("svmcore") / "data" / "machines"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def _machine_of(table: dict[str, Any], where: str) -> Machine:
+    _known(table, ("name", "gpu", "costs"), where)
+    gpus: list[Gpu] = []
+    for entry in _need(table, "gpu", where):
+        _known(entry, _GPU_KEYS, f"{where}: [[gpu]]")
+        first = int(_need(entry, "id", f"{where}: [[gpu]]"))
+        pages = parse_size(_need(entry, "vram", f"{where}: [[gpu]]")) >> PAGE_SHIFT
+        gpus.extend(
+            Gpu(
+                id=first + number,
+                vram_pages=pages,
+                hive=int(entry.get("hive", 0)),
+                adev=int(entry.get("device", -1)),
+                apu=bool(entry.get("apu", False)),
+                svm=bool(entry.get("svm", True)),
+                coherent=bool(entry.get("coherent", False)),
+            )
+            for number in range(int(entry.get("count", 1)))
+        )
+    return Machine(str(_need(table, "name", where)), tuple(gpus), _costs_of(table, where))
+
+
+def _costs_of(table: dict[str, Any], where: str) -> Costs:
+    costs = _need(table, "costs", where)
+    _known(costs, _COST_KEYS, f"{where}: [costs]")
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for key in _COST_KEYS:
+        entry = _need(costs, key, f"{where}: [costs]")
+        if not isinstance(entry, dict) or set(entry) - {"value", "source", "note"}:
+            raise InvalidArgumentError(
+                f"{where}: [costs] {key}: expected {{value = ..., source = ..., note = ...}}"
+            )
+        source = _need(entry, "source", f"{where}: [costs] {key}")
+        if source not in _SOURCES:
+            raise InvalidArgumentError(
+                f"{where}: [costs] {key}: source {source!r}, expected one of {', '.join(_SOURCES)}"
+            )
+        value = _need(entry, "value", f"{where}: [costs] {key}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise InvalidArgumentError(f"{where}: [costs] {key}: value {value!r}, expected more than 0")
+        values[key] = value
+        sources[key] = source
+    return Costs(**values, sources=sources)
+
+
+def _need(table: dict[str, Any], key: str, where: str) -> Any:  # noqa: ANN401 - TOML values
+    if key not in table:
+        raise InvalidArgumentError(f"{where}: key {key!r} is missing")
+    return table[key]
+
+
+def _known(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise InvalidArgumentError(f"{where}: unknown key {key!r}, expected {', '.join(keys)}")
