@@ -1,0 +1,35 @@
+"""Trace files: readers, one a format, and writers.
+
+:func:`open_trace` recognises a file by its content and gives a :class:`Trace`;
+:func:`write_records` writes one. Formats are listed by :func:`formats`.
+
+>>> from svmcore.traces import formats
+>>> sorted(formats())
+['access-list', 'csv', 'kfd-smi', 'npy', 'uvm-log', 'workload-csv']
+"""
+
+from __future__ import annotations
+
+# Importing a reader registers it.
+from . import access_list, kfd_smi, records_csv, records_npy, uvm_log, workload_csv
+from .base import Mapping, Summary, Trace, TraceKind, formats, map_records, open_trace
+from .writers import WRITERS, Written, write_records
+
+__all__ = [
+    "WRITERS",
+    "Mapping",
+    "Summary",
+    "Trace",
+    "TraceKind",
+    "Written",
+    "access_list",
+    "formats",
+    "kfd_smi",
+    "map_records",
+    "open_trace",
+    "records_csv",
+    "records_npy",
+    "uvm_log",
+    "workload_csv",
+    "write_records",
+]

@@ -1,0 +1,765 @@
+"""Traces: what every reader gives, and the registry that recognises formats.
+
+A reader is one class in one file: a subclass of :class:`Trace` (mostly of
+:class:`TextTrace`) with a format name, a kind, a ``sniff`` that looks at the
+first bytes, and a parser. :func:`register` makes it known; nothing else changes.
+
+Readers stream: :meth:`Trace.chunks` gives arrays of
+:data:`~svmcore.records.RECORD` in bounded memory, anew at each call. What is
+broken in a known way is repaired and counted, what must be refused is a
+:class:`~svmcore.errors.TraceError` that names file, line and reason.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError, TraceError
+from ..records import RECORD, UNKNOWN, Access, Kind
+from ..units import ADDRESS_LIMIT, PAGE_SHIFT
+from .opening import Block, Source, file_size, line_blocks
+
+__all__ = [
+    "FORMATS",
+    "LineParser",
+    "Mapping",
+    "Records",
+    "Spans",
+    "Summary",
+    "TextTrace",
+    "Trace",
+    "TraceKind",
+    "check_records",
+    "formats",
+    "map_records",
+    "open_trace",
+    "register",
+]
+
+#: An array of trace records, shape (n,), dtype :data:`~svmcore.records.RECORD`.
+Records = npt.NDArray[np.void]
+#: ``"access"``: everything that was touched; ``"fault"``: only what faulted.
+TraceKind = Literal["access", "fault"]
+_Words = npt.NDArray[np.uint64]
+
+#: Records of a chunk where the caller names no number.
+CHUNK = 65536
+#: Bytes of content that the recognition looks at.
+_HEAD_BYTES = 1 << 16
+#: Lines of them that a reader's ``sniff`` looks at.
+_HEAD_LINES = 200
+#: Least confidence at which a format counts as recognised. Lower values let
+#: text of other programs pass for a trace, which then fails at a later line.
+_CONFIDENT = 0.25
+_PROCESSORS = 64
+#: Decimal digits of 2**64 - 1; a longer number is not converted at all.
+_MOST_DIGITS = 20
+
+
+class Mapping(NamedTuple):
+    """One allocation or mapping of a trace, ``[start, start + size)`` in bytes."""
+
+    start: int
+    """First byte address."""
+    size: int
+    """Bytes, at least 1."""
+    name: str
+    """Name from the file, or one made of a word and the index; unique in its trace."""
+
+    @property
+    def end(self) -> int:
+        """First byte address behind the mapping."""
+        return self.start + self.size
+
+
+@dataclass(slots=True)
+class Summary:
+    """What one full pass over a trace met.
+
+    Invariant: ``read + repaired + refused + unknown + metadata + comments ==
+    lines`` (a line is a record in a binary file). ``records`` counts records,
+    which differ from lines where two events make one record or a glued line
+    holds two.
+    """
+
+    records: int = 0
+    """Records given out."""
+    lines: int = 0
+    """Lines of the file; records of a binary file."""
+    read: int = 0
+    """Lines that were read as they stand."""
+    repaired: int = 0
+    """Lines that were read after a repair of known damage."""
+    refused: int = 0
+    """Lines left out because they are cut off at the end of the file."""
+    unknown: int = 0
+    """Lines of an event that the reader does not know, skipped."""
+    metadata: int = 0
+    """Headers and lines that describe mappings."""
+    comments: int = 0
+    """Comments and empty lines."""
+    bytes: int = 0
+    """Bytes of the file as stored."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Records of each kind, by the kind's name in lower case."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counters of the format; its reader names them."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, one sentence each."""
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Raise the format's counter *name* by *number*."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+
+class Spans:
+    """The union of page intervals, for the pages that a trace touches.
+
+    Invariant: after :meth:`runs`, intervals are sorted, disjoint and not adjacent.
+
+    Complexity: amortised O(log n) an interval; memory is that of the separate
+    runs, so a trace that touches whole buffers costs a few words.
+    """
+
+    def __init__(self) -> None:
+        self._first: _Words = np.empty(0, "<u8")
+        self._end: _Words = np.empty(0, "<u8")
+        self._pending: list[tuple[_Words, _Words]] = []
+        self._waiting = 0
+
+    def add(self, records: Records) -> None:
+        """Add the pages of *records*, shape (n,); those with size 0 have none."""
+        records = records[records["size"] > 0]
+        if not len(records):
+            return
+        addr: _Words = records["addr"]
+        size: _Words = records["size"]
+        first = addr >> np.uint64(PAGE_SHIFT)
+        end = ((addr + (size - np.uint64(1))) >> np.uint64(PAGE_SHIFT)) + np.uint64(1)
+        self._pending.append(_union(first, end))
+        self._waiting += len(self._pending[-1][0])
+        if self._waiting > max(CHUNK, len(self._first)):
+            self._merge()
+
+    def _merge(self) -> None:
+        self._first, self._end = _union(
+            np.concatenate([self._first, *(first for first, _ in self._pending)]),
+            np.concatenate([self._end, *(end for _, end in self._pending)]),
+        )
+        self._pending.clear()
+        self._waiting = 0
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Byte intervals ``(start, end)``, page aligned, ascending, adjacent ones joined."""
+        self._merge()
+        return [
+            (first << PAGE_SHIFT, end << PAGE_SHIFT)
+            for first, end in zip(self._first.tolist(), self._end.tolist(), strict=True)
+        ]
+
+
+def _union(first: _Words, end: _Words) -> tuple[_Words, _Words]:
+    """Union of the intervals ``[first, end)``, sorted, overlapping and adjacent ones joined."""
+    order = np.argsort(first, kind="stable")
+    first = first[order]
+    reach = np.maximum.accumulate(end[order])
+    opens = np.ones(len(first), bool)
+    opens[1:] = first[1:] > reach[:-1]
+    closes = np.roll(opens, -1)
+    return first[opens], reach[closes]
+
+
+def disjoint(spans: Iterable[tuple[int, int, str]], word: str) -> list[Mapping]:
+    """Mappings of ``(start, size, name)`` in file order, overlapping ones joined.
+
+    The same addresses can be allocated twice in one run; joined spans take the
+    place and name of the first of them. A name that occurs more than once gets
+    the mapping's index behind it, an empty one becomes *word* and the index.
+
+    Complexity
+    ----------
+    O(n log n).
+    """
+    joined: list[list[Any]] = []
+    for index, (start, size, name) in sorted(enumerate(spans), key=lambda item: item[1][0]):
+        if joined and start < joined[-1][1]:
+            last = joined[-1]
+            last[1] = max(last[1], start + size)
+            if index < last[2]:
+                last[2:] = [index, name]
+        else:
+            joined.append([start, start + size, index, name])
+    joined.sort(key=lambda item: item[2])
+    uses = Counter(item[3] for item in joined)
+    return [
+        Mapping(
+            start,
+            end - start,
+            f"{name or word}{index}" if uses[name] > 1 or not name else name,
+        )
+        for index, (start, end, _, name) in enumerate(joined)
+    ]
+
+
+def map_records(mappings: Iterable[Mapping]) -> Records:
+    """MAP records of *mappings*, for a file that carries its mappings as records.
+
+    Returns
+    -------
+    ndarray, shape (n,), dtype RECORD
+        One record of kind MAP a mapping, time 0.
+    """
+    return np.array(
+        [(0, m.start, m.size, 0, 0, Kind.MAP, UNKNOWN, Access.UNKNOWN, UNKNOWN) for m in mappings],
+        RECORD,
+    )
+
+
+class Trace(abc.ABC):
+    """A trace file: its mappings, its records in chunks, and what reading it met.
+
+    Made by :func:`open_trace`. Holds no open file between passes. One pass is
+    used by one thread at a time; several passes may run side by side.
+
+    Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
+    ``path``, ``format``, ``confidence``, ``kind``, ``nbytes``, ``digest``,
+    ``names``. What was met: ``summary``.
+
+    Parameters
+    ----------
+    path : str
+        A regular file.
+    nbytes : int
+        Its size in bytes.
+    confidence : float, default 1.0
+        How sure the recognition is, 0..1.
+    ranges : sequence of Mapping, default ()
+        Mappings that replace those of the file.
+    progress : callable, optional
+        Called with the raw bytes read so far in a pass.
+    """
+
+    #: Name of the format, as ``--format`` takes it.
+    format: ClassVar[str]
+    #: One line for people.
+    description: ClassVar[str]
+
+    def __init__(
+        self,
+        path: str,
+        nbytes: int,
+        *,
+        confidence: float = 1.0,
+        ranges: Sequence[Mapping] = (),
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.nbytes = nbytes
+        self.confidence = confidence
+        self.progress = progress
+        self._mappings: list[Mapping] | None = list(ranges) or None
+        self._summary: Summary | None = None
+        self._digest: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.format} trace {self.path!r}, {self.nbytes} bytes>"
+
+    @classmethod
+    @abc.abstractmethod
+    def sniff(cls, head: bytes) -> float:
+        """How sure it is, 0..1, that content beginning with *head* has this format."""
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> TraceKind:
+        """Whether the trace says everything touched or only what faulted."""
+
+    @abc.abstractmethod
+    def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
+        """Records of one pass in arrays of any length; counts lines into *summary*."""
+
+    def chunks(self, n: int = CHUNK) -> Iterator[Records]:
+        """The records in file order.
+
+        Each call starts anew. After the last chunk ``summary`` and ``digest``
+        are those of this pass. Results do not depend on *n*.
+
+        Parameters
+        ----------
+        n : int, default 65536
+            Records a chunk, at least 1.
+
+        Yields
+        ------
+        ndarray, shape (n,), dtype RECORD
+            The last one may be shorter; none is empty. The caller owns them.
+
+        Raises
+        ------
+        TraceError
+            If a line or record must be refused, or the file changed under the reader.
+        InvalidArgumentError
+            If *n* is below 1.
+
+        Complexity
+        ----------
+        O(bytes) time, O(n) memory.
+        """
+        if n < 1:
+            raise InvalidArgumentError(f"chunk of {n} records: expected at least 1")
+        return self._pass(n)
+
+    def _pass(self, n: int) -> Iterator[Records]:
+        summary = Summary()
+        with Source(self.path, self.nbytes, self.progress) as source:
+            held: list[Records] = []
+            waiting = 0
+            for array in self._arrays(source, summary):
+                held.append(array)
+                waiting += len(array)
+                if waiting >= n:
+                    joined = np.concatenate(held)
+                    whole = waiting - waiting % n
+                    for at in range(0, whole, n):
+                        yield _counted(joined[at : at + n], summary)
+                    held = [joined[whole:].copy()]
+                    waiting -= whole
+            if waiting:
+                yield _counted(np.concatenate(held), summary)
+            summary.bytes = source.position
+            digest = source.hexdigest()
+        if self._digest not in (None, digest):
+            raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
+        self._digest = digest
+        self._summary = summary
+
+    def mappings(self) -> list[Mapping]:
+        """What is mapped: allocations that the file names, else the pages touched.
+
+        Found in a pass of its own at the first call. MAP records are mappings
+        in every format.
+
+        Returns
+        -------
+        list of Mapping
+            Disjoint; in file order where the file names them, else ascending
+            and page aligned with adjacent pages joined.
+
+        Raises
+        ------
+        TraceError
+            As :meth:`chunks`.
+        """
+        if self._mappings is None:
+            self._mappings = self._find_mappings()
+        return list(self._mappings)
+
+    def _find_mappings(self) -> list[Mapping]:
+        touched = Spans()
+        named: list[tuple[int, int, str]] = []
+        for chunk in self.chunks():
+            maps = chunk[chunk["kind"] == Kind.MAP]
+            named += [(addr, size, "") for addr, size in maps[["addr", "size"]].tolist()]
+            if not named:
+                touched.add(chunk)
+        if named:
+            return disjoint(named, "map")
+        return [
+            Mapping(start, end - start, f"touched{index}")
+            for index, (start, end) in enumerate(touched.runs())
+        ]
+
+    @property
+    def summary(self) -> Summary:
+        """What the last full pass met; runs a pass where none was made."""
+        if self._summary is None:
+            for _ in self.chunks():
+                pass
+        assert self._summary is not None
+        return self._summary
+
+    @property
+    def digest(self) -> str:
+        """blake2b-128 over the file's bytes as stored, 32 hex digits.
+
+        Known after any full pass; before one, the bytes are read for it.
+        """
+        if self._digest is None:
+            with Source(self.path, self.nbytes, self.progress, raw=True) as source:
+                while source.read(1 << 20):
+                    pass
+                self._digest = source.hexdigest()
+        return self._digest
+
+    @property
+    def names(self) -> MappingProxyType[int, str]:
+        """Operator names by the records' ``value``; empty where the format has none."""
+        return MappingProxyType({})
+
+
+def _counted(chunk: Records, summary: Summary) -> Records:
+    summary.records += len(chunk)
+    for value, number in enumerate(np.bincount(chunk["kind"]).tolist()):
+        if number:
+            name = Kind(value).name.lower()
+            summary.kinds[name] = summary.kinds.get(name, 0) + number
+    return chunk
+
+
+class LineParser(Protocol):
+    """One pass of a text format."""
+
+    def feed(self, block: Block) -> Records:
+        """Records of a block; counts its lines, except the number of all lines."""
+
+    def end(self) -> Records:
+        """Records that only the end of the file settles."""
+
+
+class TextTrace(Trace):
+    """A trace of lines. A subclass gives a parser for one pass.
+
+    A last line without a newline that cannot be read was cut off when the
+    recording ended: it is refused, counted and noted. One that can be read is
+    taken, with a note.
+    """
+
+    @abc.abstractmethod
+    def _parser(self, summary: Summary) -> LineParser:
+        """A parser at the beginning of the file."""
+
+    def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
+        parser = self._parser(summary)
+        for block in line_blocks(source):
+            summary.lines += block.lines
+            if not block.cut:
+                yield parser.feed(block)
+                continue
+            try:
+                last = parser.feed(block)
+            except TraceError as error:
+                if not (summary.read or summary.repaired or summary.metadata):
+                    raise
+                summary.refused += 1
+                summary.notes.append(
+                    f"{error.where} is cut off (no newline) and was left out: {error.reason}"
+                )
+                continue
+            summary.notes.append(f"line {block.first}, the last, has no newline: it may be cut off")
+            yield last
+        yield parser.end()
+
+
+def head_lines(head: bytes) -> list[bytes]:
+    """Lines of the first bytes of a file for recognition, empty and comment lines left out.
+
+    A last line without a newline counts only where it is the only one.
+    """
+    lines = head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    last = lines.pop()
+    lines = [line.rstrip(b"\r \t") for line in lines[:_HEAD_LINES]] or [last]
+    return [line for line in lines if line and not line.startswith(b"#")]
+
+
+def share(lines: Sequence[bytes], *weights: tuple[re.Pattern[bytes], float]) -> float:
+    """Mean weight of *lines*, each by the first pattern that matches it whole; 0 for none."""
+    total = 0.0
+    for line in lines:
+        total += next((weight for pattern, weight in weights if pattern.fullmatch(line)), 0.0)
+    return total / len(lines) if lines else 0.0
+
+
+def shown(line: bytes) -> str:
+    """A line for an error message: printable, at most 60 characters of it."""
+    text = line[:61].decode("utf-8", "replace")
+    return repr(text if len(line) <= 60 else text[:60] + "...")
+
+
+def table_rows(
+    block: Block,
+    pattern: re.Pattern[bytes],
+    path: str,
+    summary: Summary,
+    expected: str,
+) -> tuple[list[tuple[bytes, ...]], Sequence[int]]:
+    """Fields of the rows of a block in which each line is a row, a comment or empty.
+
+    Parameters
+    ----------
+    block : Block
+        Lines.
+    pattern : re.Pattern
+        One row, with at least two groups, compiled with ``re.MULTILINE``,
+        anchored by ``^`` and ``$``, unable to match a newline.
+    path : str
+        The file, for errors.
+    summary : Summary
+        Gets the comments; the caller counts the rows.
+    expected : str
+        The form of a row, for errors.
+
+    Returns
+    -------
+    rows : list of tuple of bytes
+        Groups of each row.
+    numbers : sequence of int
+        Line number of each row.
+
+    Raises
+    ------
+    TraceError
+        At the first line that is neither.
+
+    Complexity
+    ----------
+    One scan in C where every line is a row, else a match a line.
+    """
+    rows = pattern.findall(block.data)
+    if len(rows) == block.lines:
+        return rows, range(block.first, block.first + block.lines)
+    rows = []
+    numbers: list[int] = []
+    for number, line in block.numbered():
+        match = pattern.fullmatch(line)
+        if match is not None:
+            rows.append(match.groups(b""))
+            numbers.append(number)
+            continue
+        text = line.strip()
+        if text and not text.startswith(b"#"):
+            raise TraceError(path, f"line {number}", f"{shown(line)}: expected {expected}")
+    summary.comments += block.lines - len(rows)
+    return rows, numbers
+
+
+def words(
+    texts: Sequence[bytes], numbers: Sequence[int], path: str, what: str
+) -> npt.NDArray[np.uint64]:
+    """A column of decimal or 0x-hex numbers.
+
+    Parameters
+    ----------
+    texts : sequence of bytes
+        Digits, or ``0x`` and hex digits.
+    numbers : sequence of int
+        Line number of each.
+    path, what : str
+        File and column, for errors.
+
+    Returns
+    -------
+    ndarray, shape (n,), dtype uint64
+
+    Raises
+    ------
+    TraceError
+        If a number needs more than 64 bits.
+    """
+    try:
+        return np.array([int(text, 0) for text in texts], "<u8")
+    except (ValueError, OverflowError):  # leading zeros, or the error that is named below
+        pass
+    values: list[int] = []
+    for text, number in zip(texts, numbers, strict=True):
+        base = 16 if text[:2] in (b"0x", b"0X") else 10
+        digits = (text[2:] if base == 16 else text).lstrip(b"0")
+        value = int(digits or b"0", base) if len(digits) <= _MOST_DIGITS else ADDRESS_LIMIT
+        if value >= ADDRESS_LIMIT:
+            raise TraceError(
+                path, f"line {number}", f"{what} {shown(text)}: expected at most 64 bits"
+            )
+        values.append(value)
+    return np.array(values, "<u8")
+
+
+def check_spans(
+    addr: npt.NDArray[np.uint64],
+    size: npt.NDArray[np.uint64],
+    numbers: Sequence[int],
+    path: str,
+) -> None:
+    """Refuse touches of no byte and spans that pass 2**64.
+
+    Parameters
+    ----------
+    addr, size : ndarray, shape (n,), dtype uint64
+        Bytes.
+    numbers : sequence of int
+        Line number of each.
+    path : str
+        The file.
+
+    Raises
+    ------
+    TraceError
+        At the first such line.
+    """
+    one = np.uint64(1)
+    bad = (size == 0) | (addr + (size - one) < addr)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise TraceError(
+            path,
+            f"line {numbers[at]}",
+            f"addr {int(addr[at]):#x}, size {int(size[at])}: expected a size of at least 1 and "
+            "an end of at most 2**64",
+        )
+
+
+_KIND_OK = np.zeros(256, bool)
+_KIND_OK[[int(kind) for kind in Kind]] = True
+_ACCESS_OK = np.zeros(256, bool)
+_ACCESS_OK[[int(access) for access in Access]] = True
+_PROC_OK = np.zeros(256, bool)
+_PROC_OK[: _PROCESSORS + 1] = True
+_PROC_OK[UNKNOWN] = True
+#: Replayed kinds from here on have no meaning without bytes.
+_LAST_REPLAYED = 15
+
+
+def check_records(records: Records, path: str, place: Callable[[int], str]) -> None:
+    """Refuse records that no reader would make.
+
+    Parameters
+    ----------
+    records : ndarray, shape (n,), dtype RECORD
+    path : str
+        The file they come from or go to.
+    place : callable
+        Name of the place of record *i* of the array, for the error.
+
+    Raises
+    ------
+    TraceError
+        At the first record with an unknown kind, access or processor, a span
+        that passes 2**64, or a replayed kind without bytes.
+
+    Complexity
+    ----------
+    O(n), no allocation a record.
+    """
+    addr, size, kind = records["addr"], records["size"], records["kind"]
+    checks = (
+        (_KIND_OK[kind], "kind", "a value of Kind"),
+        (_ACCESS_OK[records["access"]], "access", "0 to 4"),
+        (_PROC_OK[records["proc"]], "proc", "0 to 64 or 255"),
+        (_PROC_OK[records["peer"]], "peer", "0 to 64 or 255"),
+        (
+            (size == 0) | (addr + (size - np.uint64(1)) >= addr),
+            "size",
+            "addr + size of at most 2**64",
+        ),
+        ((size > 0) | (kind > _LAST_REPLAYED), "size", "at least 1 byte"),
+    )
+    for good, name, expected in checks:
+        if not good.all():
+            at = int(np.argmin(good))
+            raise TraceError(path, place(at), f"{name} {records[name][at]}: expected {expected}")
+
+
+#: Known formats by name.
+FORMATS: dict[str, type[Trace]] = {}
+
+
+def register(reader: type[Trace]) -> type[Trace]:
+    """Class decorator: make a reader known under its ``format``."""
+    FORMATS[reader.format] = reader
+    return reader
+
+
+def formats() -> dict[str, str]:
+    """Names of the known formats and what each is, in one line."""
+    return {name: FORMATS[name].description for name in sorted(FORMATS)}
+
+
+def open_trace(
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    ranges: Iterable[tuple[int, int] | tuple[int, int, str]] = (),
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """Open a trace; its format is recognised by content, never by name.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        A regular file, plain or compressed with gz or xz (zst with the
+        optional package ``zstandard``).
+    format : str, optional
+        A name of :func:`formats`; recognised where left out.
+    ranges : iterable of (start, size) or (start, size, name)
+        Mappings in bytes that replace those of the file.
+    progress : callable, optional
+        Called with the raw bytes read so far in each pass, out of ``trace.nbytes``.
+
+    Returns
+    -------
+    Trace
+        ``trace.confidence`` says how sure the recognition is.
+
+    Raises
+    ------
+    TraceError
+        If the file is missing (``code`` ENOENT), a directory, unreadable, empty
+        or of no known format.
+    InvalidArgumentError
+        If *format* is unknown or a range is empty, overlaps another or passes 2**64.
+
+    Complexity
+    ----------
+    O(1): at most 64 KiB of content are looked at.
+    """
+    name = os.fspath(path)
+    known = ", ".join(sorted(FORMATS))
+    if format is not None and format not in FORMATS:
+        raise InvalidArgumentError(f"format {format!r}: expected one of {known}")
+    given = _checked_ranges(ranges)
+    nbytes = file_size(name)
+    with Source(name, nbytes) as source:
+        head = source.read(_HEAD_BYTES)
+    if not head:
+        raise TraceError(name, "", "empty file: expected a trace")
+    if format is not None:
+        reader = FORMATS[format]
+        sure = reader.sniff(head)
+    else:
+        sure, reader = max(
+            ((each.sniff(head), each) for each in FORMATS.values()), key=lambda pair: pair[0]
+        )
+        if sure < _CONFIDENT:
+            raise TraceError(name, "", f"format not recognised: expected one of {known}")
+    return reader(name, nbytes, confidence=sure, ranges=given, progress=progress)
+
+
+def _checked_ranges(
+    ranges: Iterable[tuple[int, int] | tuple[int, int, str]],
+) -> list[Mapping]:
+    given: list[Mapping] = []
+    for index, item in enumerate(ranges):
+        start, size = item[0], item[1]
+        if start < 0 or size < 1 or start + size > ADDRESS_LIMIT:
+            raise InvalidArgumentError(
+                f"range {start:#x},{size}: expected a size of at least 1 and an end of at most "
+                "2**64"
+            )
+        given.append(Mapping(start, size, item[2] if len(item) > 2 else f"range{index}"))
+    ordered = sorted(given)
+    for one, other in itertools.pairwise(ordered):
+        if one.end > other.start:
+            raise InvalidArgumentError(
+                f"ranges {one.start:#x},{one.size} and {other.start:#x},{other.size}: "
+                "expected ranges that do not overlap"
+            )
+    return given

@@ -1,0 +1,320 @@
+"""Files as the readers see them: sized, hashed while read, decompressed, in blocks of lines.
+
+One :class:`Source` is one pass over one file. It owns every operating-system
+call of the readers, so that a file that vanishes, shrinks or cannot be
+decompressed is a :class:`~svmcore.errors.TraceError` everywhere. Files are read,
+never mapped into memory: a mapped file that shrinks ends the process with a
+signal, a read one ends with an error that names the place.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import io
+import lzma
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from errno import errorcode
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+from ..errors import TraceError
+
+__all__ = ["BLOCK_BYTES", "LINE_LIMIT", "Block", "Source", "file_size", "line_blocks", "os_failure"]
+
+#: Bytes of decompressed text that a reader holds at a time. Larger values cost
+#: memory, smaller ones cost time a line; results do not depend on it.
+BLOCK_BYTES = 1 << 20
+#: Longest line that is read, bytes. The longest line of any known format is
+#: about 300 bytes; a longer one than this means that the file is not text.
+#: Must not be below ``BLOCK_BYTES``.
+LINE_LIMIT = 1 << 20
+#: Bytes asked of the operating system at a time.
+_RAW_BYTES = 1 << 18
+
+_GZIP = b"\x1f\x8b"
+_XZ = b"\xfd7zXZ\x00"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BOM = b"\xef\xbb\xbf"
+
+
+def os_failure(path: str, where: str, error: OSError, expected: str) -> TraceError:
+    """The trace error that stands for an operating-system error.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    where : str
+        Place in it, or empty.
+    error : OSError
+        What the operating system answered.
+    expected : str
+        What was expected instead.
+
+    Returns
+    -------
+    TraceError
+        With ``code`` set to the errno's name (``"ENOENT"`` for a missing file).
+    """
+    failure = TraceError(path, where, f"{error.strerror or error}: expected {expected}")
+    if error.errno is not None and error.errno in errorcode:
+        failure.code = errorcode[error.errno]  # type: ignore[misc]
+    return failure
+
+
+def file_size(path: str) -> int:
+    """Size of a regular file in bytes.
+
+    Raises
+    ------
+    TraceError
+        If *path* is missing, is not a regular file or may not be looked at.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise os_failure(path, "", error, "a readable trace file") from error
+    except ValueError as error:  # an embedded NUL in the name
+        raise TraceError(repr(path), "", f"{error}: expected a file name") from error
+    if stat.S_ISDIR(status.st_mode):
+        failure = TraceError(path, "", "is a directory: expected a trace file")
+        failure.code = "EISDIR"  # type: ignore[misc]
+        raise failure
+    if not stat.S_ISREG(status.st_mode):
+        raise TraceError(path, "", "is not a regular file: expected a file that can be read twice")
+    return status.st_size
+
+
+class _Raw(io.RawIOBase):
+    """The first *size* bytes of a file, counted and hashed as they pass."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.position = 0
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.file = io.FileIO(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: self.size - self.position]
+        if not view:
+            return 0
+        got = self.file.readinto(view)
+        if not got:
+            raise TraceError(
+                self.path,
+                f"byte {self.position}",
+                f"the file shrank while it was read: expected {self.size} bytes",
+            )
+        self.digest.update(view[:got])
+        self.position += got
+        return got
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+class Source:
+    """One pass over a trace file.
+
+    Transparent for gzip and xz (standard library) and for zstandard where the
+    optional package is installed. Bytes appended after the size was taken are
+    not read, so that two passes over a growing log see the same file.
+
+    Invariant: at the end of a pass every raw byte has gone through the digest.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    size : int
+        Its size in bytes when the trace was opened.
+    progress : callable, optional
+        Called with the raw bytes read so far after each read.
+    raw : bool, default False
+        Give the bytes as stored, without decompression.
+
+    Raises
+    ------
+    TraceError
+        If the file cannot be opened or is shorter than *size*.
+
+    Complexity
+    ----------
+    O(bytes) time, O(1) memory. Not thread-safe; each pass has its own.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        size: int,
+        progress: Callable[[int], None] | None = None,
+        *,
+        raw: bool = False,
+    ) -> None:
+        self.path = path
+        self._progress = progress
+        try:
+            self._raw = _Raw(path, size)
+        except OSError as error:
+            raise os_failure(path, "", error, "a readable trace file") from error
+        self._buffer = io.BufferedReader(self._raw, _RAW_BYTES)
+        self._damage: tuple[type[Exception], ...] = (
+            EOFError,
+            zlib.error,
+            lzma.LZMAError,
+            gzip.BadGzipFile,
+        )
+        try:
+            self._stream: Any = self._buffer if raw else self._decompressed()
+        except BaseException:
+            self.close()
+            raise
+
+    def _decompressed(self) -> Any:
+        try:
+            magic = self._buffer.peek(len(_XZ))
+        except OSError as error:
+            raise os_failure(self.path, "byte 0", error, "readable bytes") from error
+        buffer: BinaryIO = self._buffer
+        if magic.startswith(_GZIP):
+            return gzip.GzipFile(fileobj=buffer, mode="rb")
+        if magic.startswith(_XZ):
+            return lzma.LZMAFile(buffer)
+        if magic.startswith(_ZSTD):
+            try:
+                zstandard: Any = importlib.import_module("zstandard")
+            except ImportError as error:
+                raise TraceError(
+                    self.path,
+                    "",
+                    "is compressed with zstandard: expected the package 'zstandard' to be "
+                    "installed, or a gz, xz or plain file",
+                ) from error
+            self._damage += (zstandard.ZstdError,)
+            reader = zstandard.ZstdDecompressor().stream_reader(buffer, read_across_frames=True)
+            return io.BufferedReader(reader, _RAW_BYTES)
+        return buffer
+
+    @property
+    def position(self) -> int:
+        """Raw bytes read so far."""
+        return self._raw.position
+
+    def read(self, size: int) -> bytes:
+        """The next *size* bytes of content, fewer only at the end.
+
+        Raises
+        ------
+        TraceError
+            If the file shrank, cannot be read or cannot be decompressed.
+        """
+        try:
+            data: bytes = self._stream.read(size)
+            if len(data) < size:
+                while self._buffer.read(_RAW_BYTES):  # bytes after the compressed stream
+                    pass
+        except self._damage as error:
+            raise TraceError(
+                self.path,
+                f"byte {self.position}",
+                f"damaged compressed data ({error}): expected a whole gz, xz or zst stream",
+            ) from error
+        except OSError as error:
+            raise os_failure(self.path, f"byte {self.position}", error, "readable bytes") from error
+        if self._progress is not None:
+            self._progress(self.position)
+        return data
+
+    def hexdigest(self) -> str:
+        """blake2b-128 of the raw bytes read so far, in hex."""
+        return self._raw.digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the file; further reads fail."""
+        self._buffer.close()
+        self._raw.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Block(NamedTuple):
+    """Whole lines of a text file."""
+
+    first: int
+    """Number of the first line, counted from 1."""
+    data: bytes
+    """The lines, joined by newlines, without the last newline."""
+    lines: int
+    """Number of lines."""
+    cut: bool
+    """True for the last line of a file when no newline follows it; it comes alone."""
+
+    def numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Line numbers and lines."""
+        return enumerate(self.data.split(b"\n"), self.first)
+
+
+def line_blocks(source: Source) -> Iterator[Block]:
+    """The lines of a text file, in blocks of about ``BLOCK_BYTES``.
+
+    Parameters
+    ----------
+    source : Source
+        A pass at its beginning.
+
+    Yields
+    ------
+    Block
+        In file order. A byte-order mark at the start is left out.
+
+    Raises
+    ------
+    TraceError
+        If a line is longer than ``LINE_LIMIT``, or on any error of the file.
+
+    Complexity
+    ----------
+    O(bytes) time, O(``BLOCK_BYTES`` + ``LINE_LIMIT``) memory.
+    """
+    number = 1
+    tail = b""
+    fresh = True
+    while data := source.read(BLOCK_BYTES):
+        if fresh:
+            data = data.removeprefix(_BOM)
+            fresh = False
+        lines, newline, rest = data.rpartition(b"\n")
+        if not newline:
+            tail += rest
+        else:
+            lines = tail + lines
+            tail = rest
+            # Only the first line reaches back before this block.
+            if lines.find(b"\n") > LINE_LIMIT or (b"\n" not in lines and len(lines) > LINE_LIMIT):
+                raise _too_long(source, number)
+            count = lines.count(b"\n") + 1
+            yield Block(number, lines, count, False)
+            number += count
+        if len(tail) > LINE_LIMIT:
+            raise _too_long(source, number)
+    if tail:
+        yield Block(number, tail, 1, True)
+
+
+def _too_long(source: Source, number: int) -> TraceError:
+    return TraceError(
+        source.path, f"line {number}", f"longer than {LINE_LIMIT} bytes: expected lines of text"
+    )
