@@ -65,7 +65,7 @@ def run(n):
     ),
     # Each overwrite falls inside one range of 64 pages and leaves a head and a tail.
     "overwrite_split": Case(
-        5_000,
+        10_000,
         """
 import numpy as np
 from svmcore._ranges import RangeMap

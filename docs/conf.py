@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import warnings
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
@@ -23,6 +24,8 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 numpydoc_show_class_members = False
+# It reads signatures before keep_own_sections has been there.
+warnings.filterwarnings("ignore", message="Unknown section (Complexity|Source)")
 # Names of ours must resolve; those of Python and NumPy would need their sites.
 nitpick_ignore_regex = [(r"py:.*", r"(?!svmcore\.).*")]
 doctest_global_setup = "import svmcore"
@@ -46,13 +49,13 @@ def keep_own_sections(app, what, name, obj, options, lines) -> None:
     text = "\n".join(lines) + "\n"
     notes = []
     for title in ("Complexity", "Source"):
-        section = re.compile(rf"^{title}\n-{{3,}}\n(.*?)(?=^\S[^\n]*\n-{{3,}}\n|\Z)", re.M | re.S)
-        match = section.search(text)
+        section = rf"^{title}\n-{{3,}}\n(.*?)(?=^\S[^\n]*\n-{{3,}}\n|\Z)"
+        match = re.search(section, text, re.MULTILINE | re.DOTALL)
         if match is not None:
             notes += [f"**{title}.** {match.group(1).strip()}", ""]
             text = text[: match.start()] + text[match.end() :]
     if notes:
-        head = re.search(r"^Notes\n-{3,}\n", text, re.M)
+        head = re.search(r"^Notes\n-{3,}\n", text, re.MULTILINE)
         if head is not None:
             text = text[: head.end()] + "\n".join(notes) + "\n" + text[head.end() :]
         else:
