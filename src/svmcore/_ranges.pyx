@@ -1,0 +1,1931 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, embedsignature=True, embedsignature.format=python
+# cython: binding=True, freethreading_compatible=True
+"""The range map: a copy-on-write B+-tree of boundaries over 64-bit page numbers.
+
+Owns the structure behind every question "which range holds this page?" and the
+Python face of it, :class:`RangeMap`.
+
+Structure. The page space is cut by boundaries, each with the value of the entry
+that begins there; an entry runs to the next boundary, and a hole is an entry of
+value 0, so no ends are stored. A leaf holds up to 64 boundaries as 32-bit
+distances from its low fence. The fence is the key in the parent, so a look-up
+reads the key lines of a leaf and one value line, never a header. The low fence
+is always the first boundary of the leaf: no entry is cut by a fence, and a leaf
+may run on without end, as only *starts* have to lie within 2**32-2 pages.
+Inner nodes repeat their last key and child in the unused slots, so that the
+search needs no count. Nodes live in two arenas and are named by 32-bit numbers;
+entry counts and transaction marks are kept beside the arenas, off the read path.
+
+Changes. An assign inside one leaf is a shift within that leaf. All others (a
+full or nearly empty leaf, several leaves) take the seam path: the kept head of
+the first leaf, the new boundaries and the kept tail of the last leaf are dealt
+out to new leaves, and the same is done with their parents until one can be
+edited in place. New nodes are complete before an old one is touched, so running
+out of memory changes nothing. While a transaction is open, nodes older than it
+are copied before the first change, and replaced ones are held until it ends.
+
+Cost. O(log n) a look-up and an assign, plus the entries overwritten. No locks:
+one thread uses a map at a time, except that look-ups may run side by side when
+nothing changes the map (they then may lose counts of work).
+"""
+cimport cython
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memmove, memset
+
+import operator
+
+import numpy as np
+
+from .errors import BusyError, InvalidArgumentError, OutOfMemoryError
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define RANGES_PREFETCH(p) __builtin_prefetch((const void*)(p))
+    #else
+    #define RANGES_PREFETCH(p) ((void)(p))
+    #endif
+    #define RANGES_LEAF 64
+    #define RANGES_INNER 32
+    #define RANGES_DEPTH 40
+    #define RANGES_LANES 16
+    #define RANGES_LINE 64
+    #define RANGES_NONE 0xffffffffu
+    #define RANGES_REACH 0xfffffffeu
+    #define RANGES_TOP 0xffffffffffffffffu
+    """
+    void prefetch "RANGES_PREFETCH"(const void* p) noexcept nogil
+    # Keys of a leaf: 64 is four key lines and four value lines; 32 is slower to change
+    # and takes 15 % more memory at 1e6 entries (perf.md, 2.1).
+    const uint32_t LEAF "RANGES_LEAF"
+    # Children of an inner node: four key lines of 64-bit keys.
+    const uint32_t INNER "RANGES_INNER"
+    # Levels above the leaves: nodes are fewer than 2**32, and only wide erases leave
+    # an inner node with less than two children.
+    const uint32_t DEPTH "RANGES_DEPTH"
+    # Look-ups in flight: a miss takes about 15 times its share of bandwidth (perf.md, 1).
+    const uint32_t LANES "RANGES_LANES"
+    # Bytes of a cache line; nodes start on one, else a key search reads a fifth line.
+    const uint32_t LINE "RANGES_LINE"
+    # Unused leaf key, end of a list of nodes, no node.
+    const uint32_t NONE "RANGES_NONE"
+    # Largest distance of a start from its leaf's low fence; below NONE.
+    const uint32_t REACH "RANGES_REACH"
+    # Last page number.
+    const uint64_t TOP "RANGES_TOP"
+
+# Invariant: start[0] is 0, starts ascend, unused ones are NONE.
+cdef struct leaf_t:
+    uint32_t start[64]      # pages from the low fence
+    uint32_t value[64]      # 0 = hole; undefined where unused
+
+# Invariant: keys ascend; unused slots repeat the last key and child.
+cdef struct inner_t:
+    uint64_t key[32]        # low fence of the child, page number
+    uint32_t child[32]      # number of an inner node or, on the lowest level, a leaf
+
+# Nodes of one size, named by number.
+# Invariant: a node is in the tree, on the free list (count 0) or replaced in the
+# open transaction.
+# Invariant: marks are 0 unless a transaction is open.
+cdef struct arena_t:
+    char* raw               # as allocated
+    char* nodes             # raw, moved up to a cache line
+    uint8_t* count          # entries or children of each node, 0 = free
+    uint32_t* mark          # link of own_head or gone_head, 0 = in neither list
+    uint32_t size           # bytes of a node
+    uint32_t cap            # nodes that fit
+    uint32_t used           # nodes ever handed out
+    uint32_t free_head      # first free node, linked through its first word
+    uint32_t free_count
+    uint32_t own_head       # nodes made in the open transaction: number + 1, NONE ends
+    uint32_t gone_head      # nodes replaced in it, kept for rollback
+    uint32_t gone_count
+
+cdef struct ranges_t:
+    arena_t leaf
+    arena_t inner
+    uint32_t root           # an inner node, or a leaf if height is 0
+    uint32_t height         # levels above the leaves
+    uint32_t leaf_max       # entries of a leaf, 4..64
+    uint32_t inner_max      # children of an inner node, 4..32
+    uint32_t leaf_min       # a leaf that shrinks below seeks a neighbour
+    uint32_t inner_min
+    bint merge              # join equal neighbours, not only holes
+    bint open               # a transaction is open
+    uint64_t count          # non-hole entries
+    uint32_t base_root      # the map of begin
+    uint32_t base_height
+    uint64_t base_count
+    ranges_work_t work
+
+# The way from the root to the leaf of a page.
+cdef struct path_t:
+    uint32_t node[40]       # inner node at each depth, root first
+    uint32_t slot[40]       # child taken there
+    uint32_t leaf
+    uint64_t low            # fences of the leaf, page numbers, inclusive
+    uint64_t last
+
+# Children of a node that an assign takes out, with everything below.
+cdef struct cut_t:
+    uint32_t node
+    uint32_t begin          # slots begin..end-1
+    uint32_t end
+    uint32_t height         # levels of inner nodes below the children, 0 = leaves
+
+# What the seam path builds and replaces, so that it can be undone or completed.
+cdef struct seam_t:
+    uint64_t up_key[16]     # new nodes of the level in hand, in order
+    uint32_t up_node[16]
+    uint32_t up_count
+    uint32_t made_leaf[16]  # new nodes of all levels
+    uint32_t made_leaf_count
+    uint32_t made_inner[320]
+    uint32_t made_inner_count
+    uint32_t old_leaf[4]    # replaced nodes
+    uint32_t old_leaf_count
+    uint32_t old_inner[160]
+    uint32_t old_inner_count
+    cut_t cut[80]           # between the two paths
+    uint32_t cut_count
+
+
+# --- memory -------------------------------------------------------------------
+
+# Test hook: allocations left before all fail, -1 = off. The only state of the module.
+cdef int64_t fail_after = -1
+
+
+def _fail_allocation_after(int64_t n):
+    """Let *n* more allocations of range maps succeed and all later ones fail.
+
+    For tests of the promise that a failed call changes nothing.
+
+    Parameters
+    ----------
+    n : int
+        Allocations that still succeed; -1 turns the hook off.
+
+    Complexity
+    ----------
+    O(1). The hook is one comparison an allocation, none a look-up.
+
+    Source
+    ------
+    Own; after the failing allocator in SQLite's tests.
+    """
+    global fail_after
+    fail_after = n
+
+
+cdef void* mem_resize(void* p, size_t size) noexcept nogil:
+    global fail_after
+    if fail_after >= 0:
+        if fail_after == 0:
+            return NULL
+        fail_after -= 1
+    return realloc(p, size)
+
+
+cdef void arena_init(arena_t* a, uint32_t size) noexcept nogil:
+    memset(a, 0, sizeof(arena_t))
+    a.size = size
+    a.free_head = a.own_head = a.gone_head = NONE
+
+
+cdef void arena_free(arena_t* a) noexcept nogil:
+    free(a.raw)
+    free(a.count)
+    free(a.mark)
+
+
+# Room for cap nodes. A failure half-way leaves longer arrays with the old cap.
+cdef int arena_resize(arena_t* a, uint32_t cap) noexcept nogil:
+    cdef size_t shift = a.nodes - a.raw
+    cdef size_t now
+    cdef char* raw = <char*>mem_resize(a.raw, <size_t>cap * a.size + LINE)
+    cdef void* p
+    if raw == NULL:
+        return -1
+    now = (LINE - (<uintptr_t>raw & (LINE - 1))) & (LINE - 1)
+    if now != shift and a.used > 0:
+        memmove(raw + now, raw + shift, <size_t>a.used * a.size)
+    a.raw = raw
+    a.nodes = raw + now
+    p = mem_resize(a.count, cap)
+    if p == NULL:
+        return -1
+    a.count = <uint8_t*>p
+    p = mem_resize(a.mark, <size_t>cap * sizeof(uint32_t))
+    if p == NULL:
+        return -1
+    a.mark = <uint32_t*>p
+    a.cap = cap
+    return 0
+
+
+# A node, or NONE when out of memory. May move the arena: pointers into it are stale.
+cdef uint32_t arena_take(ranges_t* m, arena_t* a) noexcept nogil:
+    cdef uint32_t node
+    if a.free_head != NONE:
+        node = a.free_head
+        a.free_head = (<uint32_t*>(a.nodes + <size_t>node * a.size))[0]
+        a.free_count -= 1
+    else:
+        if a.used == a.cap:
+            # A quarter more keeps nbytes near what is used; large blocks are moved
+            # by the page tables on the systems that matter.
+            if a.cap > 0xc0000000u or arena_resize(a, a.cap + a.cap // 4 + 2) < 0:
+                return NONE
+        node = a.used
+        a.used += 1
+        a.mark[node] = 0
+    a.count[node] = 1
+    if m.open and a.mark[node] == 0:
+        a.mark[node] = a.own_head
+        a.own_head = node + 1
+    return node
+
+
+cdef void arena_release(arena_t* a, uint32_t node) noexcept nogil:
+    a.count[node] = 0
+    (<uint32_t*>(a.nodes + <size_t>node * a.size))[0] = a.free_head
+    a.free_head = node
+    a.free_count += 1
+
+
+# Take a node out of the tree. The map of begin still needs those it knew.
+cdef void arena_drop(ranges_t* m, arena_t* a, uint32_t node) noexcept nogil:
+    if m.open and a.mark[node] == 0:
+        a.mark[node] = a.gone_head
+        a.gone_head = node + 1
+        a.gone_count += 1
+    else:
+        arena_release(a, node)
+
+
+# End of a transaction: undo forgets the nodes made in it, else those replaced go.
+cdef void arena_settle(arena_t* a, bint undo) noexcept nogil:
+    cdef uint32_t link = a.own_head
+    cdef uint32_t node
+    while link != NONE:
+        node = link - 1
+        link = a.mark[node]
+        a.mark[node] = 0
+        if undo and a.count[node] != 0:
+            arena_release(a, node)
+    link = a.gone_head
+    while link != NONE:
+        node = link - 1
+        link = a.mark[node]
+        a.mark[node] = 0
+        if not undo:
+            arena_release(a, node)
+    a.own_head = a.gone_head = NONE
+    a.gone_count = 0
+
+
+cdef inline leaf_t* leaf_at(const ranges_t* m, uint32_t node) noexcept nogil:
+    return <leaf_t*>m.leaf.nodes + node
+
+
+cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
+    return <inner_t*>m.inner.nodes + node
+
+
+# --- look-up ------------------------------------------------------------------
+
+# Last slot with key <= x. Branch-free: a wrong guess costs as much as the whole search.
+cdef inline size_t inner_search(const uint64_t* key, uint64_t x) noexcept nogil:
+    cdef size_t base = 16 & -<size_t>(key[16] <= x)
+    base += 8 & -<size_t>(key[base + 8] <= x)
+    base += 4 & -<size_t>(key[base + 4] <= x)
+    base += 2 & -<size_t>(key[base + 2] <= x)
+    base += 1 & -<size_t>(key[base + 1] <= x)
+    return base
+
+
+cdef inline size_t leaf_search(const uint32_t* start, uint64_t distance) noexcept nogil:
+    # Beyond the reach only unused keys follow, so the clamp changes no answer.
+    cdef uint32_t x = <uint32_t>(distance if distance < REACH else REACH)
+    cdef size_t base = 32 & -<size_t>(start[32] <= x)
+    base += 16 & -<size_t>(start[base + 16] <= x)
+    base += 8 & -<size_t>(start[base + 8] <= x)
+    base += 4 & -<size_t>(start[base + 4] <= x)
+    base += 2 & -<size_t>(start[base + 2] <= x)
+    base += 1 & -<size_t>(start[base + 1] <= x)
+    return base
+
+
+cdef inline void entry_of(const leaf_t* leaf, size_t slot, uint64_t low, uint64_t last,
+                          range_entry_t* out) noexcept nogil:
+    # The slot after the last wraps to start[0], which is 0: minus one it is above
+    # the reach like an unused key, and both mean "up to the fence".
+    cdef uint32_t end = leaf.start[(slot + 1) & (LEAF - 1)] - 1
+    out.first = low + leaf.start[slot]
+    out.last = low + end if end < REACH else last
+    out.value = leaf.value[slot]
+
+
+cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
+                             uint64_t* last) noexcept nogil:
+    cdef const inner_t* inner = <const inner_t*>m.inner.nodes
+    cdef const inner_t* at
+    cdef uint32_t node = m.root
+    cdef uint64_t lo = 0, hi = TOP, above
+    cdef uint32_t depth
+    cdef size_t slot
+    for depth in range(m.height):
+        at = inner + node
+        slot = inner_search(at.key, page)
+        lo = at.key[slot]
+        above = at.key[(slot + 1) & (INNER - 1)] - 1
+        hi = above if slot < INNER - 1 else hi
+        node = at.child[slot]
+    low[0] = lo
+    last[0] = hi
+    return node
+
+
+cdef void path_to(ranges_t* m, uint64_t page, path_t* path) noexcept nogil:
+    cdef const inner_t* at
+    cdef uint32_t node = m.root
+    cdef uint32_t depth, top
+    cdef size_t slot
+    path.low = 0
+    path.last = TOP
+    for depth in range(m.height):
+        at = inner_at(m, node)
+        slot = inner_search(at.key, page)
+        path.low = at.key[slot]
+        if slot < INNER - 1:
+            path.last = at.key[slot + 1] - 1
+        top = m.inner.count[node] - 1
+        path.node[depth] = node
+        path.slot[depth] = <uint32_t>slot if slot < top else top
+        node = at.child[slot]
+    path.leaf = node
+    m.work.nodes_visited += m.height + 1
+
+
+cdef uint32_t value_at(ranges_t* m, uint64_t page) noexcept nogil:
+    cdef uint64_t low, last
+    cdef const leaf_t* leaf = leaf_at(m, descend(m, page, &low, &last))
+    m.work.nodes_visited += m.height + 1
+    return leaf.value[leaf_search(leaf.start, page - low)]
+
+
+cdef void ranges_find(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil:
+    cdef uint64_t low, last
+    cdef const leaf_t* leaf = leaf_at(m, descend(m, page, &low, &last))
+    m.work.finds += 1
+    m.work.nodes_visited += m.height + 1
+    entry_of(leaf, leaf_search(leaf.start, page - low), low, last, out)
+
+
+# Look-ups in groups that go down level by level, so that their cache misses
+# overlap. A group that stays in the leaf of the last page skips the way down:
+# sequential pages mostly do. Writes entries or, if out is NULL, values; returns
+# the nodes read. Counts nothing itself, as threads may share the map for reading.
+cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
+                          range_entry_t* out, uint32_t* values) noexcept nogil:
+    cdef uint32_t node[16]
+    cdef uint32_t slot[16]
+    cdef uint64_t low[16]
+    cdef uint64_t last[16]
+    cdef const inner_t* inner = <const inner_t*>m.inner.nodes
+    cdef const leaf_t* leaves = <const leaf_t*>m.leaf.nodes
+    cdef const inner_t* at
+    cdef const leaf_t* leaf = NULL
+    cdef range_entry_t entry
+    cdef uint64_t visited = 0, leaf_low = 0, leaf_last = 0, above, page
+    cdef uint32_t depth, j, width
+    cdef size_t done = 0, s
+    cdef bint cached = m.leaf.used < 256
+    while done < n:
+        width = LANES if n - done >= LANES else <uint32_t>(n - done)
+        j = 0
+        if leaf != NULL:
+            while j < width and pages[done + j] - leaf_low <= leaf_last - leaf_low:
+                j += 1
+        if j == width:
+            entry.first = 1
+            entry.last = 0
+            for j in range(width):
+                page = pages[done + j]
+                if page < entry.first or page > entry.last:
+                    entry_of(leaf, leaf_search(leaf.start, page - leaf_low), leaf_low,
+                             leaf_last, &entry)
+                if out != NULL:
+                    out[done + j] = entry
+                else:
+                    values[done + j] = entry.value
+            done += width
+            continue
+        for j in range(width):
+            node[j] = m.root
+            low[j] = 0
+            last[j] = TOP
+        for depth in range(m.height):
+            for j in range(width):
+                at = inner + node[j]
+                s = inner_search(at.key, pages[done + j])
+                low[j] = at.key[s]
+                above = at.key[(s + 1) & (INNER - 1)] - 1
+                last[j] = above if s < INNER - 1 else last[j]
+                node[j] = at.child[s]
+                if cached:
+                    continue
+                if depth + 1 < m.height:
+                    at = inner + node[j]
+                    prefetch(&at.key[0])
+                    prefetch(&at.key[8])
+                    prefetch(&at.key[16])
+                    prefetch(&at.key[24])
+                    prefetch(&at.child[0])
+                    prefetch(&at.child[16])
+                else:
+                    leaf = leaves + node[j]
+                    prefetch(&leaf.start[0])
+                    prefetch(&leaf.start[16])
+                    prefetch(&leaf.start[32])
+                    prefetch(&leaf.start[48])
+        for j in range(width):
+            leaf = leaves + node[j]
+            slot[j] = <uint32_t>leaf_search(leaf.start, pages[done + j] - low[j])
+            prefetch(&leaf.value[slot[j]])
+        for j in range(width):
+            leaf = leaves + node[j]
+            if out != NULL:
+                entry_of(leaf, slot[j], low[j], last[j], &out[done + j])
+            else:
+                values[done + j] = leaf.value[slot[j]]
+        leaf_low = low[width - 1]
+        leaf_last = last[width - 1]
+        visited += <uint64_t>width * (m.height + 1)
+        done += width
+    return visited
+
+
+cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
+                           range_entry_t* out) noexcept nogil:
+    m.work.nodes_visited += lookup_many(m, pages, n, out, NULL)
+    m.work.finds += n
+
+
+# Neighbouring holes are one entry, so next and prev look at two entries at most.
+cdef bint ranges_next(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil:
+    ranges_find(m, page, out)
+    if out.value == 0:
+        if out.last == TOP:
+            return False
+        ranges_find(m, out.last + 1, out)
+    return True
+
+
+cdef bint ranges_prev(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil:
+    ranges_find(m, page, out)
+    if out.value == 0:
+        if out.first == 0:
+            return False
+        ranges_find(m, out.first - 1, out)
+    return True
+
+
+# --- change -------------------------------------------------------------------
+
+# Unused slots repeat the last child, so that a search that ends there is right.
+cdef void inner_pad(ranges_t* m, uint32_t node, uint32_t count) noexcept nogil:
+    cdef inner_t* at = inner_at(m, node)
+    cdef uint32_t i
+    m.inner.count[node] = <uint8_t>count
+    for i in range(count, INNER):
+        at.key[i] = at.key[count - 1]
+        at.child[i] = at.child[count - 1]
+
+
+# A copy of a node that the map of begin needs, hung into its (own) parent.
+cdef uint32_t node_copy(ranges_t* m, arena_t* a, uint32_t node, path_t* path,
+                        uint32_t depth) noexcept nogil:
+    cdef uint32_t copy = arena_take(m, a)
+    cdef inner_t* parent
+    if copy == NONE:
+        return NONE
+    memcpy(a.nodes + <size_t>copy * a.size, a.nodes + <size_t>node * a.size, a.size)
+    a.count[copy] = a.count[node]
+    if depth == 0:
+        m.root = copy
+    else:
+        parent = inner_at(m, path.node[depth - 1])
+        parent.child[path.slot[depth - 1]] = copy
+        inner_pad(m, path.node[depth - 1], m.inner.count[path.node[depth - 1]])
+    arena_drop(m, a, node)
+    m.work.node_copies += 1
+    return copy
+
+
+# Make the nodes of a path changeable in the open transaction. Copies say the same
+# as their originals, so stopping half-way for lack of memory leaves the map as it was.
+cdef int path_own(ranges_t* m, path_t* path, bint with_leaf) noexcept nogil:
+    cdef uint32_t depth, copy
+    for depth in range(m.height):
+        if m.inner.mark[path.node[depth]] == 0:
+            copy = node_copy(m, &m.inner, path.node[depth], path, depth)
+            if copy == NONE:
+                return -1
+            path.node[depth] = copy
+    if with_leaf and m.leaf.mark[path.leaf] == 0:
+        copy = node_copy(m, &m.leaf, path.leaf, path, m.height)
+        if copy == NONE:
+            return -1
+        path.leaf = copy
+    return 0
+
+
+# Assign inside the leaf of the path. 1 = done, 0 = needs the seam path, -1 = no memory.
+cdef int leaf_assign(ranges_t* m, path_t* path, uint64_t first, uint64_t last,
+                     uint32_t value) noexcept nogil:
+    cdef leaf_t* leaf = leaf_at(m, path.leaf)
+    cdef uint32_t n = m.leaf.count[path.leaf]
+    cdef uint64_t from_low = first - path.low
+    cdef uint64_t to_low = last - path.low
+    cdef uint32_t left, right, after, i
+    cdef bint joins = m.merge or value == 0
+    cdef bint head, tail = False
+    cdef uint32_t tail_value = 0
+    left = <uint32_t>leaf_search(leaf.start, from_low)
+    right = left + 1
+    left += leaf.start[left] < from_low
+    while right < n and leaf.start[right] <= to_low:
+        right += 1
+    # left entries stay in front, those from right on stay behind.
+    if last != path.last:
+        if right < n and leaf.start[right] == to_low + 1:
+            right += joins and leaf.value[right] == value
+        elif not (joins and leaf.value[right - 1] == value):
+            tail = True
+            tail_value = leaf.value[right - 1]
+    elif joins and last != TOP and value_at(m, last + 1) == value:
+        return 0
+    if left == 0:
+        if joins and first != 0 and value_at(m, first - 1) == value:
+            return 0
+        head = True
+    else:
+        head = not (joins and leaf.value[left - 1] == value)
+    if (head and from_low > REACH) or (tail and to_low + 1 > REACH):
+        return 0
+    after = n - (right - left) + head + tail
+    if after > m.leaf_max or (after < n and after < m.leaf_min and m.height > 0):
+        return 0
+    if m.open:
+        if path_own(m, path, True) < 0:
+            return -1
+        leaf = leaf_at(m, path.leaf)
+    for i in range(left, right):
+        m.count -= leaf.value[i] != 0
+    # An entry of which a tail is left was cut, not removed.
+    m.work.entries_removed += right - left - (tail and right > left)
+    if after != n:
+        i = left + head + tail
+        memmove(&leaf.start[i], &leaf.start[right], (n - right) * sizeof(uint32_t))
+        memmove(&leaf.value[i], &leaf.value[right], (n - right) * sizeof(uint32_t))
+        for i in range(after, n):
+            leaf.start[i] = NONE
+        m.leaf.count[path.leaf] = <uint8_t>after
+    if head:
+        leaf.start[left] = <uint32_t>from_low
+        leaf.value[left] = value
+        m.count += value != 0
+    if tail:
+        leaf.start[left + head] = <uint32_t>(to_low + 1)
+        leaf.value[left + head] = tail_value
+        m.count += tail_value != 0
+    return 1
+
+
+# Deal out n boundaries to new leaves. Runs within reach are cut in equal parts; an
+# append fills the first part to 7/8, as pages mostly come in order.
+cdef int seam_leaves(ranges_t* m, seam_t* seam, const uint64_t* start, const uint32_t* value,
+                     uint32_t n, bint append) noexcept nogil:
+    cdef leaf_t* leaf
+    cdef uint32_t at = 0, end, parts, size, node, i
+    seam.up_count = 0
+    while at < n:
+        end = at
+        while end < n and start[end] - start[at] <= REACH:
+            end += 1
+        parts = (end - at + m.leaf_max - 1) // m.leaf_max
+        while parts > 0:
+            size = (end - at + parts - 1) // parts
+            if append and parts == 2 and end == n:
+                size = m.leaf_max - m.leaf_max // 8
+            node = arena_take(m, &m.leaf)
+            if node == NONE:
+                return -1
+            seam.made_leaf[seam.made_leaf_count] = node
+            seam.made_leaf_count += 1
+            leaf = leaf_at(m, node)
+            for i in range(size):
+                leaf.start[i] = <uint32_t>(start[at + i] - start[at])
+                leaf.value[i] = value[at + i]
+            for i in range(size, LEAF):
+                leaf.start[i] = NONE
+            m.leaf.count[node] = <uint8_t>size
+            seam.up_key[seam.up_count] = start[at]
+            seam.up_node[seam.up_count] = node
+            seam.up_count += 1
+            at += size
+            parts -= 1
+    return 0
+
+
+# The same for n children and new inner nodes.
+cdef int seam_inners(ranges_t* m, seam_t* seam, const uint64_t* key, const uint32_t* child,
+                     uint32_t n, bint append) noexcept nogil:
+    cdef inner_t* inner
+    cdef uint32_t at = 0, parts = (n + m.inner_max - 1) // m.inner_max, size, node
+    seam.up_count = 0
+    while parts > 0:
+        size = (n - at + parts - 1) // parts
+        if append and parts == 2:
+            size = min(m.inner_max - m.inner_max // 8, n - at - 2)
+        node = arena_take(m, &m.inner)
+        if node == NONE:
+            return -1
+        seam.made_inner[seam.made_inner_count] = node
+        seam.made_inner_count += 1
+        inner = inner_at(m, node)
+        memcpy(inner.key, key + at, size * sizeof(uint64_t))
+        memcpy(inner.child, child + at, size * sizeof(uint32_t))
+        inner_pad(m, node, size)
+        seam.up_key[seam.up_count] = key[at]
+        seam.up_node[seam.up_count] = node
+        seam.up_count += 1
+        at += size
+        parts -= 1
+    return 0
+
+
+cdef int seam_undo(ranges_t* m, seam_t* seam) noexcept nogil:
+    cdef uint32_t i
+    for i in range(seam.made_leaf_count):
+        arena_drop(m, &m.leaf, seam.made_leaf[i])
+    for i in range(seam.made_inner_count):
+        arena_drop(m, &m.inner, seam.made_inner[i])
+    return -1
+
+
+cdef inline void seam_cut(seam_t* seam, uint32_t node, uint32_t begin, uint32_t end,
+                          uint32_t height) noexcept nogil:
+    cdef cut_t* cut = &seam.cut[seam.cut_count]
+    if begin < end:
+        cut.node = node
+        cut.begin = begin
+        cut.end = end
+        cut.height = height
+        seam.cut_count += 1
+
+
+cdef void entries_forget(ranges_t* m, const leaf_t* leaf, uint32_t begin,
+                         uint32_t end) noexcept nogil:
+    cdef uint32_t i
+    for i in range(begin, end):
+        m.count -= leaf.value[i] != 0
+    m.work.entries_removed += end - begin
+
+
+cdef void subtree_drop(ranges_t* m, uint32_t node, uint32_t height) noexcept nogil:
+    cdef uint32_t i
+    if height == 0:
+        entries_forget(m, leaf_at(m, node), 0, m.leaf.count[node])
+        arena_drop(m, &m.leaf, node)
+        return
+    for i in range(m.inner.count[node]):
+        subtree_drop(m, inner_at(m, node).child[i], height - 1)
+    arena_drop(m, &m.inner, node)
+
+
+cdef inline void work_balance(ranges_t* m, uint32_t old, uint32_t new) noexcept nogil:
+    if new > old:
+        m.work.node_splits += new - old
+    else:
+        m.work.node_merges += old - new
+
+
+# Put children [begin, end) of src behind the n collected; the new n.
+cdef inline uint32_t inner_collect(const inner_t* src, uint32_t begin, uint32_t end,
+                                   uint64_t* key, uint32_t* child, uint32_t n) noexcept nogil:
+    memcpy(key + n, &src.key[begin], (end - begin) * sizeof(uint64_t))
+    memcpy(child + n, &src.child[begin], (end - begin) * sizeof(uint32_t))
+    return n + end - begin
+
+
+# Put entries [begin, end) of a leaf behind the n collected; the new n.
+cdef inline uint32_t leaf_collect(const leaf_t* leaf, uint64_t low, uint32_t begin, uint32_t end,
+                                  uint64_t* start, uint32_t* value, uint32_t n) noexcept nogil:
+    cdef uint32_t i
+    for i in range(begin, end):
+        start[n] = low + leaf.start[i]
+        value[n] = leaf.value[i]
+        n += 1
+    return n
+
+
+# Assign across leaves, or where a leaf splits, empties or joins a neighbour.
+# The leftmost node replaced keeps its low fence on every level, so no key above
+# the node that is edited in place ever changes.
+cdef int seam_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
+    cdef seam_t seam
+    cdef path_t pa, pc              # to the first and the last leaf touched
+    cdef uint64_t start[264]
+    cdef uint32_t values[264]
+    cdef uint64_t key[144]
+    cdef uint32_t child[144]
+    cdef const leaf_t* leaf
+    cdef const inner_t* inner
+    cdef uint32_t n = 0, left, right, count, old, depth, sibling, height, made_inner
+    cdef uint32_t lo = 0, hi = 0    # slots replaced: from lo in node a to hi in node c
+    cdef uint32_t up_lo, up_hi, a, c, total, i
+    cdef uint64_t added = 0
+    cdef bint joins = m.merge or value == 0
+    cdef bint left_joins = joins and first != 0 and value_at(m, first - 1) == value
+    cdef bint right_joins = joins and last != TOP and value_at(m, last + 1) == value
+    cdef bint append, in_place = False, before, cut_only = False
+
+    path_to(m, first - left_joins, &pa)
+    if m.open and path_own(m, &pa, False) < 0:
+        return -1
+    path_to(m, last + right_joins, &pc)
+    seam.made_leaf_count = seam.made_inner_count = 0
+    seam.old_leaf_count = seam.old_inner_count = seam.cut_count = 0
+
+    leaf = leaf_at(m, pa.leaf)
+    count = m.leaf.count[pa.leaf]
+    left = 0
+    while left < count and pa.low + leaf.start[left] < first:
+        left += 1
+    n = leaf_collect(leaf, pa.low, 0, left, start, values, n)
+    if not left_joins:
+        start[n] = first
+        values[n] = value
+        n += 1
+        added += value != 0
+    leaf = leaf_at(m, pc.leaf)
+    count = m.leaf.count[pc.leaf]
+    right = 0
+    while right < count and pc.low + leaf.start[right] <= last:
+        right += 1
+    before = right < count and pc.low + leaf.start[right] == last + 1
+    if right_joins:
+        right += before
+    elif last != pc.last and not before:
+        start[n] = last + 1
+        values[n] = leaf.value[right - 1]
+        added += values[n] != 0
+        n += 1
+        cut_only = pa.leaf != pc.leaf or right > left
+    append = pa.leaf == pc.leaf and right == count
+    n = leaf_collect(leaf, pc.low, right, count, start, values, n)
+    old = 1 if pa.leaf == pc.leaf else 2
+    seam.old_leaf[0] = pa.leaf
+    seam.old_leaf[1] = pc.leaf
+    seam.old_leaf_count = old
+
+    if m.height > 0:
+        a = pa.node[m.height - 1]
+        c = pc.node[m.height - 1]
+        lo = pa.slot[m.height - 1]
+        hi = pc.slot[m.height - 1]
+        if n < m.leaf_min and (old == 2 or n < count):
+            sibling = NONE
+            inner = inner_at(m, c)
+            if hi + 1 < m.inner.count[c] and inner.key[hi + 1] - start[0] <= REACH:
+                hi += 1
+                sibling = inner.child[hi]
+                n = leaf_collect(leaf_at(m, sibling), inner.key[hi], 0, m.leaf.count[sibling],
+                                 start, values, n)
+            else:
+                inner = inner_at(m, a)
+                if lo > 0 and start[0] - inner.key[lo - 1] <= REACH:
+                    lo -= 1
+                    sibling = inner.child[lo]
+                    count = m.leaf.count[sibling]
+                    memmove(start + count, start, n * sizeof(uint64_t))
+                    memmove(values + count, values, n * sizeof(uint32_t))
+                    leaf_collect(leaf_at(m, sibling), inner.key[lo], 0, count, start, values, 0)
+                    n += count
+            if sibling != NONE:
+                seam.old_leaf[seam.old_leaf_count] = sibling
+                seam.old_leaf_count += 1
+                append = False
+    if seam_leaves(m, &seam, start, values, n, append) < 0:
+        return seam_undo(m, &seam)
+
+    # One level up at a time: depth is that of the nodes just made.
+    height = m.height
+    depth = m.height
+    while depth > 0:
+        a = pa.node[depth - 1]
+        c = pc.node[depth - 1]
+        count = m.inner.count[c]
+        if a == c:
+            seam_cut(&seam, a, pa.slot[depth - 1] + 1, pc.slot[depth - 1], m.height - depth)
+        else:
+            seam_cut(&seam, a, pa.slot[depth - 1] + 1, m.inner.count[a], m.height - depth)
+            seam_cut(&seam, c, 0, pc.slot[depth - 1], m.height - depth)
+        total = lo + seam.up_count + count - hi - 1
+        if a == c and total <= m.inner_max and (
+                depth == 1 or total >= m.inner_min or total >= count):
+            in_place = True
+            break
+        n = inner_collect(inner_at(m, a), 0, lo, key, child, 0)
+        memcpy(key + n, seam.up_key, seam.up_count * sizeof(uint64_t))
+        memcpy(child + n, seam.up_node, seam.up_count * sizeof(uint32_t))
+        n += seam.up_count
+        append = append and hi + 1 == count
+        n = inner_collect(inner_at(m, c), hi + 1, count, key, child, n)
+        seam.old_inner[seam.old_inner_count] = a
+        seam.old_inner_count += 1
+        if a != c:
+            seam.old_inner[seam.old_inner_count] = c
+            seam.old_inner_count += 1
+        if depth > 1:
+            up_lo = pa.slot[depth - 2]
+            up_hi = pc.slot[depth - 2]
+            if n < m.inner_min:
+                sibling = NONE
+                inner = inner_at(m, pc.node[depth - 2])
+                if up_hi + 1 < m.inner.count[pc.node[depth - 2]]:
+                    up_hi += 1
+                    sibling = inner.child[up_hi]
+                    n = inner_collect(inner_at(m, sibling), 0, m.inner.count[sibling], key,
+                                      child, n)
+                elif up_lo > 0:
+                    up_lo -= 1
+                    sibling = inner_at(m, pa.node[depth - 2]).child[up_lo]
+                    count = m.inner.count[sibling]
+                    memmove(key + count, key, n * sizeof(uint64_t))
+                    memmove(child + count, child, n * sizeof(uint32_t))
+                    inner_collect(inner_at(m, sibling), 0, count, key, child, 0)
+                    n += count
+                if sibling != NONE:
+                    seam.old_inner[seam.old_inner_count] = sibling
+                    seam.old_inner_count += 1
+            lo = up_lo
+            hi = up_hi
+        if seam_inners(m, &seam, key, child, n, append) < 0:
+            return seam_undo(m, &seam)
+        depth -= 1
+    made_inner = seam.made_inner_count
+    if not in_place:
+        while seam.up_count > 1:
+            if height == DEPTH:
+                return seam_undo(m, &seam)
+            n = seam.up_count
+            memcpy(key, seam.up_key, n * sizeof(uint64_t))
+            memcpy(child, seam.up_node, n * sizeof(uint32_t))
+            if seam_inners(m, &seam, key, child, n, False) < 0:
+                return seam_undo(m, &seam)
+            height += 1
+
+    # Nothing below can fail.
+    if pa.leaf == pc.leaf:
+        entries_forget(m, leaf_at(m, pa.leaf), left, right)
+    else:
+        entries_forget(m, leaf_at(m, pa.leaf), left, m.leaf.count[pa.leaf])
+        entries_forget(m, leaf_at(m, pc.leaf), 0, right)
+    m.count += added
+    m.work.entries_removed -= cut_only
+    for i in range(seam.cut_count):
+        for n in range(seam.cut[i].begin, seam.cut[i].end):
+            subtree_drop(m, inner_at(m, seam.cut[i].node).child[n], seam.cut[i].height)
+    if in_place:
+        a = pa.node[depth - 1]
+        count = m.inner.count[a]
+        n = inner_collect(inner_at(m, a), hi + 1, count, key, child, 0)
+        memcpy(&inner_at(m, a).key[lo], seam.up_key, seam.up_count * sizeof(uint64_t))
+        memcpy(&inner_at(m, a).child[lo], seam.up_node, seam.up_count * sizeof(uint32_t))
+        lo += seam.up_count
+        memcpy(&inner_at(m, a).key[lo], key, n * sizeof(uint64_t))
+        memcpy(&inner_at(m, a).child[lo], child, n * sizeof(uint32_t))
+        inner_pad(m, a, lo + n)
+    else:
+        m.root = seam.up_node[0]
+        m.height = height
+    work_balance(m, seam.old_leaf_count, seam.made_leaf_count)
+    work_balance(m, seam.old_inner_count, made_inner)
+    for i in range(seam.old_leaf_count):
+        arena_drop(m, &m.leaf, seam.old_leaf[i])
+    for i in range(seam.old_inner_count):
+        arena_drop(m, &m.inner, seam.old_inner[i])
+    while m.height > 0 and m.inner.count[m.root] == 1:
+        a = m.root
+        m.root = inner_at(m, a).child[0]
+        m.height -= 1
+        arena_drop(m, &m.inner, a)
+    return 0
+
+
+cdef int ranges_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
+    cdef path_t path
+    cdef int done = 0
+    path_to(m, first, &path)
+    if last <= path.last:
+        done = leaf_assign(m, &path, first, last, value)
+    if done == 0:
+        done = seam_assign(m, first, last, value)
+    if done < 0:
+        return -1
+    m.work.assigns += 1
+    return 0
+
+
+# --- life, transactions, figures ----------------------------------------------
+
+cdef ranges_t* ranges_new(bint merge, uint32_t node_entries) noexcept nogil:
+    cdef ranges_t* m = <ranges_t*>mem_resize(NULL, sizeof(ranges_t))
+    cdef leaf_t* leaf
+    cdef uint32_t i
+    if m == NULL:
+        return NULL
+    memset(m, 0, sizeof(ranges_t))
+    arena_init(&m.leaf, sizeof(leaf_t))
+    arena_init(&m.inner, sizeof(inner_t))
+    m.merge = merge
+    m.leaf_max = LEAF if node_entries == 0 else node_entries
+    m.inner_max = min(m.leaf_max, INNER)
+    # A quarter: far enough from the half that a split leaves, so that no sequence
+    # of calls splits and joins the same node each time.
+    m.leaf_min = m.leaf_max // 4
+    m.inner_min = max(m.inner_max // 4, 2)
+    if arena_resize(&m.leaf, 1) < 0:
+        ranges_free(m)
+        return NULL
+    m.root = arena_take(m, &m.leaf)
+    leaf = leaf_at(m, m.root)
+    leaf.start[0] = 0
+    leaf.value[0] = 0
+    for i in range(1, LEAF):
+        leaf.start[i] = NONE
+    return m
+
+
+cdef void ranges_free(ranges_t* m) noexcept nogil:
+    if m != NULL:
+        arena_free(&m.leaf)
+        arena_free(&m.inner)
+        free(m)
+
+
+cdef int arena_clone(arena_t* to, const arena_t* a) noexcept nogil:
+    to[0] = a[0]
+    to.raw = to.nodes = NULL
+    to.count = NULL
+    to.mark = NULL
+    to.cap = to.used = 0
+    if a.used == 0:
+        return 0
+    if arena_resize(to, a.used) < 0:
+        return -1
+    to.used = a.used
+    memcpy(to.nodes, a.nodes, <size_t>a.used * a.size)
+    memcpy(to.count, a.count, a.used)
+    memcpy(to.mark, a.mark, a.used * sizeof(uint32_t))
+    return 0
+
+
+# The clone is of the present map; a transaction that is open here is not open there.
+cdef ranges_t* ranges_clone(const ranges_t* m) noexcept nogil:
+    cdef ranges_t* clone = <ranges_t*>mem_resize(NULL, sizeof(ranges_t))
+    cdef int failed
+    if clone == NULL:
+        return NULL
+    clone[0] = m[0]
+    failed = arena_clone(&clone.leaf, &m.leaf)
+    failed |= arena_clone(&clone.inner, &m.inner)
+    if failed != 0:
+        ranges_free(clone)
+        return NULL
+    ranges_commit(clone)
+    return clone
+
+
+cdef uint64_t ranges_count(const ranges_t* m) noexcept nogil:
+    return m.count
+
+
+cdef inline uint64_t arena_nbytes(const arena_t* a) noexcept nogil:
+    return 0 if a.cap == 0 else <uint64_t>a.cap * (a.size + 1 + sizeof(uint32_t)) + LINE
+
+
+cdef uint64_t ranges_nbytes(const ranges_t* m) noexcept nogil:
+    return sizeof(ranges_t) + arena_nbytes(&m.leaf) + arena_nbytes(&m.inner)
+
+
+cdef void ranges_work(const ranges_t* m, ranges_work_t* out) noexcept nogil:
+    out[0] = m.work
+
+
+# -1 also when a transaction is open already; it never allocates.
+cdef int ranges_begin(ranges_t* m) noexcept nogil:
+    if m.open:
+        return -1
+    m.open = True
+    m.base_root = m.root
+    m.base_height = m.height
+    m.base_count = m.count
+    return 0
+
+
+cdef void ranges_rollback(ranges_t* m) noexcept nogil:
+    if m.open:
+        m.root = m.base_root
+        m.height = m.base_height
+        m.count = m.base_count
+        m.open = False
+        arena_settle(&m.leaf, True)
+        arena_settle(&m.inner, True)
+
+
+cdef void ranges_commit(ranges_t* m) noexcept nogil:
+    if m.open:
+        m.open = False
+        arena_settle(&m.leaf, False)
+        arena_settle(&m.inner, False)
+
+
+# --- check --------------------------------------------------------------------
+
+# Numbers that ranges_check answers.
+cdef enum:
+    RULE_SHAPE = 1      # heights and counts of children and entries are in their limits
+    RULE_KEYS = 2       # inner keys ascend, the first is the low fence
+    RULE_REPEAT = 3     # unused inner slots repeat the last
+    RULE_FENCE = 4      # the first entry of a leaf begins at its low fence
+    RULE_STARTS = 5     # starts ascend and lie inside the fences
+    RULE_UNUSED = 6     # unused leaf keys are NONE
+    RULE_JOINED = 7     # neighbours that must join are one entry
+    RULE_COUNT = 8      # the number of entries is right
+    RULE_NODES = 9      # each node is used, free or held, and no number is lost
+    RULE_MARKS = 10     # marks are 0 outside a transaction
+
+RULES = {
+    RULE_SHAPE: "heights and node counts are within their limits",
+    RULE_KEYS: "keys of an inner node ascend and begin at its low fence",
+    RULE_REPEAT: "unused slots of an inner node repeat its last child",
+    RULE_FENCE: "the first entry of a leaf begins at its low fence",
+    RULE_STARTS: "entries of a leaf ascend and lie inside its fences",
+    RULE_UNUSED: "unused keys of a leaf are marked",
+    RULE_JOINED: "neighbours that must join are one entry",
+    RULE_COUNT: "the count of entries is right",
+    RULE_NODES: "every node is in the tree, free, or held for rollback",
+    RULE_MARKS: "no node is marked while no transaction is open",
+}
+
+# What a walk over the tree has seen.
+cdef struct audit_t:
+    uint64_t entries        # non-hole
+    uint32_t leaves
+    uint32_t inners
+    uint32_t value          # of the last entry seen
+    bint begun
+
+
+cdef int audit_leaf(const ranges_t* m, uint32_t node, uint64_t low, uint64_t last,
+                    audit_t* seen) noexcept nogil:
+    cdef const leaf_t* leaf
+    cdef uint32_t n, i, value
+    if node >= m.leaf.used:
+        return RULE_SHAPE
+    n = m.leaf.count[node]
+    if n < 1 or n > m.leaf_max:
+        return RULE_SHAPE
+    leaf = leaf_at(m, node)
+    if leaf.start[0] != 0:
+        return RULE_FENCE
+    for i in range(n):
+        if i > 0 and leaf.start[i] <= leaf.start[i - 1]:
+            return RULE_STARTS
+        if leaf.start[i] > REACH or leaf.start[i] > last - low:
+            return RULE_STARTS
+        value = leaf.value[i]
+        if seen.begun and value == seen.value and (m.merge or value == 0):
+            return RULE_JOINED
+        seen.begun = True
+        seen.value = value
+        seen.entries += value != 0
+    for i in range(n, LEAF):
+        if leaf.start[i] != NONE:
+            return RULE_UNUSED
+    seen.leaves += 1
+    return 0
+
+
+cdef int audit_node(const ranges_t* m, uint32_t node, uint32_t height, uint64_t low,
+                    uint64_t last, audit_t* seen) noexcept nogil:
+    cdef const inner_t* inner
+    cdef uint32_t n, i
+    cdef uint64_t end
+    cdef int rule
+    if height == 0:
+        return audit_leaf(m, node, low, last, seen)
+    if node >= m.inner.used:
+        return RULE_SHAPE
+    n = m.inner.count[node]
+    if n < 1 or n > m.inner_max:
+        return RULE_SHAPE
+    inner = inner_at(m, node)
+    if inner.key[0] != low:
+        return RULE_KEYS
+    for i in range(n):
+        end = inner.key[i + 1] - 1 if i + 1 < n else last
+        if inner.key[i] > end or end > last:
+            return RULE_KEYS
+        rule = audit_node(m, inner.child[i], height - 1, inner.key[i], end, seen)
+        if rule != 0:
+            return rule
+    for i in range(n, INNER):
+        if inner.key[i] != inner.key[n - 1] or inner.child[i] != inner.child[n - 1]:
+            return RULE_REPEAT
+    seen.inners += 1
+    return 0
+
+
+cdef int audit_arena(const arena_t* a, uint32_t in_tree, bint open) noexcept nogil:
+    cdef uint32_t node = a.free_head, n = 0, i, marked = 0, held = 0
+    while node != NONE:
+        if node >= a.used or a.count[node] != 0 or n > a.used:
+            return RULE_NODES
+        n += 1
+        node = (<const uint32_t*>(a.nodes + <size_t>node * a.size))[0]
+    if n != a.free_count or n + in_tree + a.gone_count != a.used or a.used > a.cap:
+        return RULE_NODES
+    for i in range(a.used):
+        marked += a.mark[i] != 0
+    node = a.gone_head
+    while node != NONE and held <= a.used:
+        held += 1
+        node = a.mark[node - 1]
+    if held != a.gone_count:
+        return RULE_NODES
+    return RULE_MARKS if marked != 0 and not open else 0
+
+
+# Every invariant of this file, in the order of the RULE numbers. O(n).
+cdef int ranges_check(const ranges_t* m) noexcept nogil:
+    cdef audit_t seen
+    cdef int rule
+    memset(&seen, 0, sizeof(audit_t))
+    if m.height > DEPTH or (m.height > 0 and m.inner.count[m.root] < 2):
+        return RULE_SHAPE
+    rule = audit_node(m, m.root, m.height, 0, TOP, &seen)
+    if rule != 0:
+        return rule
+    if seen.entries != m.count:
+        return RULE_COUNT
+    rule = audit_arena(&m.leaf, seen.leaves, m.open)
+    if rule != 0:
+        return rule
+    return audit_arena(&m.inner, seen.inners, m.open)
+
+
+# --- the Python face ----------------------------------------------------------
+
+#: dtype of :meth:`RangeMap.find_many`: the C struct ``range_entry_t``.
+ENTRY = np.dtype([("first", np.uint64), ("last", np.uint64), ("value", np.uint32)], align=True)
+
+cdef extern from "Python.h":
+    # Declared without the exception: the test for it is made by hand below, which
+    # keeps a try block out of the scalar calls.
+    unsigned long long int_as_u64 "PyLong_AsUnsignedLongLong"(object) noexcept
+
+
+cdef uint64_t number_or_raise(object number, str name, uint64_t limit) except? 0xFFFFFFFFFFFFFFFF:
+    cdef object index
+    try:
+        index = operator.index(number)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{name} {number!r}: expected an integer in 0..{limit:#x}"
+        ) from None
+    if not 0 <= index <= limit:
+        raise InvalidArgumentError(f"{name} {index}: expected 0..{limit:#x}")
+    return index
+
+
+cdef inline uint64_t page_of(object number, str name) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t page = int_as_u64(number)
+    if page == TOP and PyErr_Occurred() != NULL:
+        PyErr_Clear()
+        return number_or_raise(number, name, TOP)
+    return page
+
+
+# A contiguous uint64 array of the pages; a copy only if it is not one already.
+cdef object pages_array(object pages):
+    if not hasattr(pages, "__array__"):
+        # NumPy would make floats of a list that mixes small and very large numbers.
+        return np.fromiter(
+            (page_of(page, f"pages[{i}]") for i, page in enumerate(pages)), dtype=np.uint64
+        )
+    array = np.asarray(pages)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size > 0):
+        raise InvalidArgumentError(
+            f"pages of dtype {array.dtype} and {array.ndim} dimensions:"
+            " expected a one-dimensional array of integers"
+        )
+    if array.dtype.kind == "i" and array.size > 0 and array.min() < 0:
+        where = int((array < 0).argmax())
+        raise InvalidArgumentError(f"pages[{where}] {array[where]}: expected 0..{TOP:#x}")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+@cython.final
+cdef class RangeMap:
+    """Disjoint spans of page numbers with a 32-bit value each.
+
+    The map covers all page numbers 0..2**64-1; where nothing is assigned there is
+    a hole, an entry of value 0. Bounds are page numbers, ``first..last`` inclusive.
+
+    Looking up: :meth:`find`, :meth:`find_value`, :meth:`find_many`,
+    :meth:`values_many`, :meth:`next`, :meth:`prev`.
+
+    Changing: :meth:`assign`, :meth:`erase`.
+
+    Iterating: ``for first, last, value in ranges``, :meth:`items`, ``len(ranges)``.
+
+    All or nothing: :meth:`transaction`, or :meth:`begin`, :meth:`commit` and
+    :meth:`rollback` by hand.
+
+    Copying: :meth:`clone`, :meth:`snapshot`.
+
+    Figures: :attr:`nbytes`, :attr:`merge`, :meth:`work`, :meth:`check`.
+
+    Parameters
+    ----------
+    merge : bool
+        Join neighbours of equal value. Without it they stay apart, as ranges
+        that have an identity must; neighbouring holes are one hole either way.
+    node_entries : int
+        Entries of a tree node, 4..64; 0 is the built-in size. Small nodes make
+        small tests reach every split and join.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If *node_entries* is neither 0 nor in 4..64.
+    OutOfMemoryError
+        If there is no memory for the first node.
+
+    Notes
+    -----
+    Thread safety: each method takes the map's lock in free-threaded builds and
+    runs under the interpreter lock in others. :meth:`find_many` and
+    :meth:`values_many` release it; a change attempted meanwhile by another thread
+    raises ``BusyError`` and changes nothing. Iterators hold a page number, not a
+    place in the tree: they may be mixed with changes and see the map as it is
+    when they move on.
+
+    Complexity
+    ----------
+    O(log n) a look-up and a change, plus the entries that a change overwrites.
+    13 to 20 bytes an entry.
+
+    Source
+    ------
+    Own. Inclusive page bounds as in the kernel's ``struct svm_range``.
+
+    Examples
+    --------
+    >>> ranges = RangeMap()
+    >>> ranges.assign(0x100, 0x1ff, 7)
+    >>> ranges.assign(0x180, 0x18f, 8)
+    >>> list(ranges)
+    [(256, 383, 7), (384, 399, 8), (400, 511, 7)]
+    >>> ranges.find(0x185)
+    (384, 399, 8)
+    """
+
+    cdef ranges_t* m
+    cdef int readers        # batches running without the lock
+
+    def __cinit__(self, merge=False, node_entries=0):
+        cdef uint64_t entries = number_or_raise(node_entries, "node_entries", LEAF)
+        if 0 < entries < 4:
+            raise InvalidArgumentError(f"node_entries {entries}: expected 0 or 4..{LEAF}")
+        self.m = ranges_new(bool(merge), <uint32_t>entries)
+        if self.m == NULL:
+            raise OutOfMemoryError("no memory for a range map")
+
+    def __dealloc__(self):
+        ranges_free(self.m)
+
+    # --- looking up
+
+    def find(self, page):
+        """The entry that holds *page*.
+
+        Parameters
+        ----------
+        page : int
+            Page number, 0..2**64-1.
+
+        Returns
+        -------
+        (int, int, int)
+            First and last page, inclusive, and the value; 0 is a hole.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *page* is no page number.
+
+        Complexity
+        ----------
+        O(log n), one tuple; nogil in the C API (``ranges_find``).
+
+        Source
+        ------
+        Own.
+        """
+        cdef range_entry_t entry
+        cdef uint64_t wanted = page_of(page, "page")
+        with cython.critical_section(self):
+            ranges_find(self.m, wanted, &entry)
+        return (entry.first, entry.last, entry.value)
+
+    def find_value(self, page):
+        """The value at *page*; 0 is a hole.
+
+        Parameters
+        ----------
+        page : int
+            Page number, 0..2**64-1.
+
+        Returns
+        -------
+        int
+            0..2**32-1.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *page* is no page number.
+
+        Complexity
+        ----------
+        O(log n); the fastest scalar call.
+
+        Source
+        ------
+        Own.
+        """
+        cdef uint64_t wanted = page_of(page, "page")
+        cdef uint32_t value
+        with cython.critical_section(self):
+            self.m.work.finds += 1
+            value = value_at(self.m, wanted)
+        return value
+
+    def find_many(self, pages):
+        """The entries that hold *pages*.
+
+        Parameters
+        ----------
+        pages : array_like of int, shape (n,)
+            Page numbers. A contiguous ``uint64`` array is not copied.
+
+        Returns
+        -------
+        numpy.ndarray
+            shape (n,), dtype ``ENTRY``: fields ``first``, ``last``, ``value``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *pages* is not a one-dimensional array of page numbers.
+
+        Complexity
+        ----------
+        O(n log m) with 16 look-ups in flight; releases the interpreter lock.
+
+        Source
+        ------
+        Own.
+        """
+        cdef const uint64_t[::1] wanted = pages_array(pages)
+        cdef size_t n = wanted.shape[0]
+        cdef uint8_t[::1] raw
+        found = np.zeros(n, dtype=ENTRY)
+        if n > 0:
+            raw = found.view(np.uint8)
+            self._lookup(&wanted[0], n, <range_entry_t*>&raw[0], NULL)
+        return found
+
+    def values_many(self, pages, out=None):
+        """The values at *pages*; 0 is a hole.
+
+        Parameters
+        ----------
+        pages : array_like of int, shape (n,)
+            Page numbers. A contiguous ``uint64`` array is not copied.
+        out : numpy.ndarray, shape (n,), dtype uint32, optional
+            Written and returned instead of a new array.
+
+        Returns
+        -------
+        numpy.ndarray
+            shape (n,), dtype uint32.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *pages* is not a one-dimensional array of page numbers, or *out*
+            is not a contiguous, writable uint32 array of its length.
+
+        Complexity
+        ----------
+        O(n log m) with 16 look-ups in flight; releases the interpreter lock.
+
+        Source
+        ------
+        Own.
+        """
+        cdef const uint64_t[::1] wanted = pages_array(pages)
+        cdef size_t n = wanted.shape[0]
+        cdef uint32_t[::1] values
+        if out is None:
+            out = np.empty(n, dtype=np.uint32)
+        elif (not isinstance(out, np.ndarray) or out.dtype != np.uint32 or out.shape != (n,)
+                or not out.flags.c_contiguous or not out.flags.writeable):
+            raise InvalidArgumentError(
+                f"out: expected a contiguous, writable uint32 array of shape ({n},)"
+            )
+        if n > 0:
+            values = out
+            self._lookup(&wanted[0], n, NULL, &values[0])
+        return out
+
+    cdef _lookup(self, const uint64_t* pages, size_t n, range_entry_t* out, uint32_t* values):
+        cdef uint64_t visited
+        with cython.critical_section(self):
+            self.readers += 1
+        with nogil:
+            visited = lookup_many(self.m, pages, n, out, values)
+        with cython.critical_section(self):
+            self.readers -= 1
+            self.m.work.finds += n
+            self.m.work.nodes_visited += visited
+
+    def next(self, page):
+        """First entry that is no hole and ends at or after *page*.
+
+        Parameters
+        ----------
+        page : int
+            Page number, 0..2**64-1.
+
+        Returns
+        -------
+        (int, int, int) or None
+            First and last page, inclusive, and the value; None if there is none.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *page* is no page number.
+
+        Complexity
+        ----------
+        O(log n).
+
+        Source
+        ------
+        Own; plays the part of the kernel's ``interval_tree_iter_first``.
+        """
+        cdef range_entry_t entry
+        cdef uint64_t wanted = page_of(page, "page")
+        cdef bint found
+        with cython.critical_section(self):
+            found = ranges_next(self.m, wanted, &entry)
+        return (entry.first, entry.last, entry.value) if found else None
+
+    def prev(self, page):
+        """Last entry that is no hole and begins at or before *page*.
+
+        Parameters
+        ----------
+        page : int
+            Page number, 0..2**64-1.
+
+        Returns
+        -------
+        (int, int, int) or None
+            First and last page, inclusive, and the value; None if there is none.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *page* is no page number.
+
+        Complexity
+        ----------
+        O(log n).
+
+        Source
+        ------
+        Own.
+        """
+        cdef range_entry_t entry
+        cdef uint64_t wanted = page_of(page, "page")
+        cdef bint found
+        with cython.critical_section(self):
+            found = ranges_prev(self.m, wanted, &entry)
+        return (entry.first, entry.last, entry.value) if found else None
+
+    # --- changing
+
+    # Raise if the map must not change now: a batch is reading it in another thread.
+    cdef inline int _changeable(self) except -1:
+        if self.readers != 0:
+            raise BusyError("a batch look-up in another thread reads this map: wait for it")
+        return 0
+
+    cdef int _assign(self, object first, object last, uint32_t value) except -1:
+        cdef uint64_t lo = page_of(first, "first")
+        cdef uint64_t hi = page_of(last, "last")
+        cdef int failed
+        if lo > hi:
+            raise InvalidArgumentError(f"first {lo:#x}, last {hi:#x}: expected first <= last")
+        with cython.critical_section(self):
+            self._changeable()
+            failed = ranges_assign(self.m, lo, hi, value)
+        if failed:
+            raise OutOfMemoryError("no memory to assign a range; the map is unchanged")
+        return 0
+
+    def assign(self, first, last, value):
+        """Overwrite the pages *first* to *last* with one entry.
+
+        Entries cut at the ends keep their value on the outer side.
+
+        Parameters
+        ----------
+        first, last : int
+            Page numbers, inclusive; ``first <= last``.
+        value : int
+            1..2**32-1. To make a hole use :meth:`erase`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an argument is out of bounds.
+        OutOfMemoryError
+            If there is no memory.
+        BusyError
+            If another thread runs a batch look-up on this map. After each of
+            these the map is as before.
+
+        Complexity
+        ----------
+        O(log n + k), k entries overwritten.
+
+        Source
+        ------
+        Own; head and tail are split as in the kernel's ``svm_range_add``.
+        """
+        cdef uint64_t number = number_or_raise(value, "value", 0xFFFFFFFF)
+        if number == 0:
+            raise InvalidArgumentError("value 0: expected 1..0xffffffff, erase() makes a hole")
+        self._assign(first, last, <uint32_t>number)
+
+    def erase(self, first, last):
+        """Make the pages *first* to *last* a hole.
+
+        Parameters
+        ----------
+        first, last : int
+            Page numbers, inclusive; ``first <= last``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an argument is out of bounds.
+        OutOfMemoryError
+            If there is no memory: cutting one entry in two needs some.
+        BusyError
+            If another thread runs a batch look-up on this map. After each of
+            these the map is as before.
+
+        Complexity
+        ----------
+        O(log n + k), k entries overwritten.
+
+        Source
+        ------
+        Own.
+        """
+        self._assign(first, last, 0)
+
+    # --- iterating
+
+    def __iter__(self):
+        return self.items()
+
+    def items(self, first=0, last=0xFFFFFFFFFFFFFFFF):
+        """Entries that have a page in *first* to *last*, in order, without holes.
+
+        Parameters
+        ----------
+        first, last : int
+            Page numbers, inclusive.
+
+        Yields
+        ------
+        (int, int, int)
+            First and last page, inclusive, and the value, with the entry's own
+            bounds even where they pass *first* or *last*.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an argument is out of bounds; at once, not at the first step.
+
+        Complexity
+        ----------
+        O(log n) a step.
+
+        Source
+        ------
+        Own.
+        """
+        cdef uint64_t lo = page_of(first, "first")
+        cdef uint64_t hi = page_of(last, "last")
+        if lo > hi:
+            raise InvalidArgumentError(f"first {lo:#x}, last {hi:#x}: expected first <= last")
+        return self._walk(lo, hi)
+
+    def _walk(self, uint64_t page, uint64_t last):
+        cdef range_entry_t entry
+        cdef bint found
+        while True:
+            with cython.critical_section(self):
+                found = ranges_next(self.m, page, &entry)
+            if not found or entry.first > last:
+                return
+            page = entry.last
+            yield (entry.first, entry.last, entry.value)
+            if page >= last:
+                return
+            page += 1
+
+    def __len__(self):
+        return ranges_count(self.m)
+
+    def __repr__(self):
+        return f"<RangeMap of {len(self)} entries, {self.nbytes} bytes>"
+
+    # --- all or nothing
+
+    def begin(self):
+        """Open a transaction.
+
+        Raises
+        ------
+        BusyError
+            If one is open, or another thread runs a batch look-up on this map.
+
+        Complexity
+        ----------
+        O(1). Until it ends, the first change of each node copies that node.
+
+        Source
+        ------
+        Own; a change that fails leaves the old map, as in ``svm_range_set_attr``.
+        """
+        cdef int failed
+        with cython.critical_section(self):
+            self._changeable()
+            failed = ranges_begin(self.m)
+        if failed:
+            raise BusyError("a transaction is open: expected commit() or rollback() first")
+
+    def commit(self):
+        """End the transaction and keep the map as it is.
+
+        Raises
+        ------
+        BusyError
+            If none is open, or another thread runs a batch look-up on this map.
+
+        Complexity
+        ----------
+        O(nodes touched since :meth:`begin`).
+
+        Source
+        ------
+        Own.
+        """
+        with cython.critical_section(self):
+            self._changeable()
+            if not self.m.open:
+                raise BusyError("no transaction is open: expected begin() first")
+            ranges_commit(self.m)
+
+    def rollback(self):
+        """End the transaction and restore the map of :meth:`begin`.
+
+        Counts of work stay: they tell what was done.
+
+        Raises
+        ------
+        BusyError
+            If none is open, or another thread runs a batch look-up on this map.
+
+        Complexity
+        ----------
+        O(nodes touched since :meth:`begin`), no allocation.
+
+        Source
+        ------
+        Own.
+        """
+        with cython.critical_section(self):
+            self._changeable()
+            if not self.m.open:
+                raise BusyError("no transaction is open: expected begin() first")
+            ranges_rollback(self.m)
+
+    def transaction(self):
+        """A context in which changes are kept all or, on an exception, not at all.
+
+        Returns
+        -------
+        context manager
+            Enters with the map; commits at the end, rolls back on an exception,
+            which passes on.
+
+        Raises
+        ------
+        BusyError
+            On entry, if a transaction is open.
+
+        Complexity
+        ----------
+        That of :meth:`begin`, :meth:`commit` and :meth:`rollback`.
+
+        Source
+        ------
+        Own.
+
+        Examples
+        --------
+        >>> ranges = RangeMap()
+        >>> with ranges.transaction():
+        ...     ranges.assign(0, 9, 1)
+        ...     ranges.assign(9, 0, 1)
+        Traceback (most recent call last):
+        ...
+        svmcore.errors.InvalidArgumentError: first 0x9, last 0x0: expected first <= last
+        >>> len(ranges)
+        0
+        """
+        return _Transaction(self)
+
+    # --- copying
+
+    def clone(self):
+        """A map of its own with the same entries and counts of work.
+
+        A transaction that is open here is not open in the clone.
+
+        Returns
+        -------
+        RangeMap
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no memory.
+
+        Complexity
+        ----------
+        O(n), a copy of the nodes' memory.
+
+        Source
+        ------
+        Own.
+        """
+        cdef RangeMap other = RangeMap.__new__(RangeMap)
+        cdef ranges_t* m
+        with cython.critical_section(self):
+            m = ranges_clone(self.m)
+        if m == NULL:
+            raise OutOfMemoryError("no memory to clone a range map")
+        ranges_free(other.m)
+        other.m = m
+        return other
+
+    def snapshot(self):
+        """The map as it is now, unaffected by later changes.
+
+        Returns
+        -------
+        RangeMap
+            A :meth:`clone`. To go back cheaply use :meth:`transaction`.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no memory.
+
+        Complexity
+        ----------
+        O(n), a copy of the nodes' memory.
+
+        Source
+        ------
+        Own.
+        """
+        return self.clone()
+
+    # --- figures
+
+    @property
+    def nbytes(self):
+        """Memory held, bytes: nodes in use, free and reserved."""
+        return ranges_nbytes(self.m)
+
+    @property
+    def merge(self):
+        """Whether neighbours of equal value are joined."""
+        return self.m.merge
+
+    def work(self):
+        """Exact counts of the work done so far.
+
+        Returns
+        -------
+        dict
+            ``finds`` look-ups; ``nodes_visited`` nodes read on the way down (the
+            look-ups of a batch that stay in the leaf of the last one add none);
+            ``assigns`` spans overwritten; ``node_splits`` and ``node_merges``
+            nodes more and less after re-dealing; ``node_copies`` copies for a
+            transaction; ``entries_removed`` entries, holes too, overwritten whole
+            or joined to a neighbour.
+
+        Complexity
+        ----------
+        O(1).
+
+        Source
+        ------
+        Own. The same sequence of calls gives the same counts on every machine.
+        """
+        cdef ranges_work_t work
+        ranges_work(self.m, &work)
+        return work
+
+    def check(self):
+        """Verify every invariant of the tree.
+
+        Raises
+        ------
+        AssertionError
+            Naming the rule that is broken.
+
+        Complexity
+        ----------
+        O(n).
+
+        Source
+        ------
+        Own. The rules are the ``Invariant:`` lines of ``_ranges.pxd`` and ``_ranges.pyx``.
+        """
+        cdef int rule
+        with cython.critical_section(self):
+            rule = ranges_check(self.m)
+        if rule != 0:
+            raise AssertionError(f"rule {rule} of the range map is broken: {RULES[rule]}; {self!r}")
+
+
+class _Transaction:
+    """Context of :meth:`RangeMap.transaction`."""
+
+    def __init__(self, ranges):
+        self._ranges = ranges
+
+    def __enter__(self):
+        self._ranges.begin()
+        return self._ranges
+
+    def __exit__(self, kind, error, trace):
+        if kind is None:
+            self._ranges.commit()
+        else:
+            self._ranges.rollback()
