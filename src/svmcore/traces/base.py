@@ -643,7 +643,7 @@ def check_records(records: Records, path: str, place: Callable[[int], str]) -> N
     ------
     TraceError
         At the first record with an unknown kind, access or processor, a span
-        that passes 2**64, or a replayed kind without bytes.
+        or an end time that passes 2**64, or a replayed kind without bytes.
 
     Complexity
     ----------
@@ -661,6 +661,11 @@ def check_records(records: Records, path: str, place: Callable[[int], str]) -> N
             "addr + size of at most 2**64",
         ),
         ((size > 0) | (kind > _LAST_REPLAYED), "size", "at least 1 byte"),
+        (
+            records["t_ns"] + records["dur_ns"] >= records["t_ns"],
+            "dur_ns",
+            "t_ns + dur_ns below 2**64",
+        ),
     )
     for good, name, expected in checks:
         if not good.all():

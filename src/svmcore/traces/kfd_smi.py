@@ -51,6 +51,8 @@ _GPUS = 64
 #: Migrations that may be under way at once. A start beyond that is given out
 #: as a record without an end; the driver runs one migration a process and CPU.
 _OPEN_MIGRATIONS = 4096
+#: Triggers that fit beside the error code of a MIGRATE record (the driver has 4).
+_MIGRATE_TRIGGERS = 256
 #: Processes that are told apart for the note.
 _PROCESSES = 1024
 
@@ -202,8 +204,8 @@ def _location(digits: bytes) -> int | None:
     return None if gpu == UNDEFINED_GPU else gpu
 
 
-def _trigger(digits: bytes) -> int:
-    return _number(digits, 10, 256, "trigger")
+def _trigger(digits: bytes, limit: int = 1 << 32) -> int:
+    return _number(digits, 10, limit, "trigger")
 
 
 def _text(raw: bytes) -> str:
@@ -251,7 +253,7 @@ def _migrate_start(number: int, line: int, fields: _Fields) -> Event:
         _gpu(fields[5]),
         _location(fields[6]),
         _location(fields[7]),
-        _trigger(fields[8]),
+        _trigger(fields[8], _MIGRATE_TRIGGERS),
     )
 
 
@@ -272,7 +274,7 @@ def _migrate_end(number: int, line: int, fields: _Fields) -> Event:
         None,
         _gpu(fields[4]),
         _gpu(fields[5]),
-        trigger=_trigger(fields[6]),
+        trigger=_trigger(fields[6], _MIGRATE_TRIGGERS),
         error=error,
     )
 
@@ -478,8 +480,10 @@ class KfdSmiTrace(TextTrace):
         return (0.8 * sure + 0.15 * known) / len(lines)
 
     def _parser(self, summary: Summary) -> _Parser:
-        self._gpu_ids = []
-        return _Parser(self.path, summary, self._gpu_ids)
+        return _Parser(self.path, summary, self._keep)
+
+    def _keep(self, gpu_ids: list[int]) -> None:
+        self._gpu_ids = gpu_ids
 
 
 _Row = tuple[int, int, int, int, int, int, int, int, int]
@@ -492,10 +496,11 @@ class _Parser:
     Invariant: ``under_way`` holds at most ``_OPEN_MIGRATIONS`` starts, oldest first.
     """
 
-    def __init__(self, path: str, summary: Summary, gpu_ids: list[int]) -> None:
+    def __init__(self, path: str, summary: Summary, keep: Callable[[list[int]], None]) -> None:
         self.path = path
         self.summary = summary
-        self.gpu_ids = gpu_ids
+        self.keep = keep
+        self.gpu_ids: list[int] = []
         self.codes: dict[int | None, int] = {None: UNKNOWN, 0: CPU, UNDEFINED_GPU: UNKNOWN}
         self.under_way: dict[_Key, tuple[Event, int, int]] = {}
         self.processes: set[int] = set()
@@ -509,8 +514,9 @@ class _Parser:
         return np.array(rows, RECORD)
 
     def end(self) -> Records:
-        """The starts whose end never came."""
+        """The starts whose end never came; gives the GPU ids to the trace."""
         rows: list[_Row] = []
+        self.keep(self.gpu_ids)
         while self.under_way:
             self._give_up(next(iter(self.under_way)), rows)
         if len(self.processes) > 1:

@@ -88,7 +88,7 @@ class NpyTrace(RecordsTrace):
                 "header",
                 f"{type(error).__name__}: {error}: expected a NumPy file, version 1.0 or 2.0",
             ) from error
-        if dtype != RECORD or len(shape) != 1:
+        if dtype != RECORD or len(shape) != 1 or shape[0] < 0:
             raise TraceError(
                 self.path,
                 "header",

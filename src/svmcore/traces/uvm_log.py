@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -111,8 +111,10 @@ class UvmLogTrace(TextTrace):
         ]
 
     def _parser(self, summary: Summary) -> _Parser:
-        self._destroyed = []
-        return _Parser(self.path, summary, self._destroyed)
+        return _Parser(self.path, summary, self._keep)
+
+    def _keep(self, destroyed: list[tuple[int, int, str]]) -> None:
+        self._destroyed = destroyed
 
 
 def _without(runs: list[tuple[int, int]], mappings: list[Mapping]) -> list[tuple[int, int]]:
@@ -193,10 +195,16 @@ class _Parser:
     Invariant: ``t_ns`` is the GPU time of the last fault read, 0 before the first.
     """
 
-    def __init__(self, path: str, summary: Summary, destroyed: list[tuple[int, int, str]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        summary: Summary,
+        keep: Callable[[list[tuple[int, int, str]]], None],
+    ) -> None:
         self.path = path
         self.summary = summary
-        self.destroyed = destroyed
+        self.keep = keep
+        self.destroyed: list[tuple[int, int, str]] = []
         self.t_ns = 0
 
     def feed(self, block: Block) -> Records:
@@ -223,7 +231,8 @@ class _Parser:
         return np.array(rows, RECORD)
 
     def end(self) -> Records:
-        """Nothing is left over."""
+        """Gives the destroyed ranges to the trace."""
+        self.keep(self.destroyed)
         return np.zeros(0, RECORD)
 
     def _fault(self, message: bytes, number: int) -> _Row | None:

@@ -8,6 +8,7 @@ allocator's segments, the mappings of the trace.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import MappingProxyType
 
 import numpy as np
@@ -129,8 +130,10 @@ class WorkloadCsvTrace(TextTrace):
         return self.segments() or super()._find_mappings()
 
     def _parser(self, summary: Summary) -> _Parser:
-        self._names = {}
-        return _Parser(self.path, summary, self.segments(), self._names)
+        return _Parser(self.path, summary, self.segments(), self._keep)
+
+    def _keep(self, names: dict[int, str]) -> None:
+        self._names = names
 
 
 class _Parser:
@@ -140,11 +143,16 @@ class _Parser:
     """
 
     def __init__(
-        self, path: str, summary: Summary, segments: list[Mapping], names: dict[int, str]
+        self,
+        path: str,
+        summary: Summary,
+        segments: list[Mapping],
+        keep: Callable[[dict[int, str]], None],
     ) -> None:
         self.path = path
         self.summary = summary
-        self.names = names
+        self.keep = keep
+        self.names: dict[int, str] = {}
         ordered = sorted(segments)
         self.starts = np.array([s.start for s in ordered], "<u8")
         self.lasts = np.array([s.end - 1 for s in ordered], "<u8")
@@ -235,7 +243,8 @@ class _Parser:
             self.names[value] = ops[row].decode("utf-8", "replace")
 
     def end(self) -> Records:
-        """Nothing is left over, but a header must have been there."""
+        """Gives the names to the trace; a header must have been there."""
         if self.dev is None:
             raise TraceError(self.path, "line 1", f"expected the header {_HEADER.decode()}[,dev]")
+        self.keep(self.names)
         return np.zeros(0, RECORD)

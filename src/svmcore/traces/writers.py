@@ -230,8 +230,9 @@ def write_records(
         ``npy`` and ``csv`` keep every field of every record. ``access-list``
         keeps touches (ACCESS and FAULT) without their times; ATOMIC becomes
         ``w``. ``kfd-smi`` keeps the recorded kinds that the driver has a line
-        for, in whole pages; prefetch and preferred locations are written as
-        undefined, EVICT as a migration to system memory with trigger 3.
+        for, in whole pages; a fault is one line of its first page, prefetch and
+        preferred locations are written as undefined, EVICT as a migration to
+        system memory with trigger 3.
     gpu_ids : sequence of int, default ()
         GPU id of each GPU index for ``kfd-smi``, as ``KfdSmiTrace.gpu_ids``;
         index + 1 where it names none.

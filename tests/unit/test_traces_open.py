@@ -1,0 +1,415 @@
+"""Opening, recognition, the file underneath, chunks and mappings, for every format."""
+
+import gzip
+import hashlib
+import io
+import itertools
+import lzma
+import sys
+import tracemalloc
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from svmcore.errors import InvalidArgumentError, TraceError
+from svmcore.records import RECORD
+from svmcore.traces import Mapping, formats, map_records, open_trace, write_records
+from svmcore.traces.base import Spans, disjoint
+from svmcore.traces.opening import LINE_LIMIT
+
+DATA = Path(__file__).parents[1] / "data" / "traces"
+SAMPLES = {
+    "kfd_new.txt": ("kfd-smi", "fault"),
+    "kfd_old.txt": ("kfd-smi", "fault"),
+    "kfd_glued.txt": ("kfd-smi", "fault"),
+    "kfd_nul.bin": ("kfd-smi", "fault"),
+    "uvm.kmsg": ("uvm-log", "fault"),
+    "uvm_bare.txt": ("uvm-log", "fault"),
+    "workload.csv": ("workload-csv", "access"),
+    "workload_dev.csv": ("workload-csv", "access"),
+    "touches.txt": ("access-list", "access"),
+    "records.csv": ("csv", "fault"),
+    "records.npy": ("npy", "fault"),
+}
+
+
+def records_of(trace, n=65536):
+    chunks = list(trace.chunks(n))
+    return np.concatenate(chunks) if chunks else np.zeros(0, RECORD)
+
+
+def test_every_format_has_a_sample():
+    assert {name for name, _ in SAMPLES.values()} == set(formats())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_format_is_recognised_by_content(name, tmp_path):
+    nameless = tmp_path / "trace"
+    nameless.write_bytes((DATA / name).read_bytes())
+    trace = open_trace(nameless)
+    assert (trace.format, trace.kind) == SAMPLES[name]
+    assert 0.8 < trace.confidence <= 1
+    assert trace.path == str(nameless)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_lines_add_up(name):
+    trace = open_trace(DATA / name)
+    s = trace.summary
+    assert s.read + s.repaired + s.refused + s.unknown + s.metadata + s.comments == s.lines
+    if trace.format != "npy":
+        assert s.lines == (DATA / name).read_bytes().count(b"\n")
+    assert s.bytes == trace.nbytes == (DATA / name).stat().st_size
+    assert s.records == len(records_of(trace)) == sum(s.kinds.values())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_chunks_do_not_depend_on_their_length_and_start_anew(name):
+    trace = open_trace(DATA / name)
+    whole = records_of(trace)
+    for n in (1, 2, 3, 7):
+        chunks = list(trace.chunks(n))
+        assert [len(c) for c in chunks[:-1]] == [n] * (len(chunks) - 1)
+        assert 0 < len(chunks[-1]) <= n
+        assert np.array_equal(np.concatenate(chunks), whole)
+    assert whole.dtype == RECORD
+    assert whole.flags.writeable
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("first", ["digest", "pass"])
+def test_digest_is_that_of_the_stored_bytes(name, first):
+    trace = open_trace(DATA / name)
+    if first == "pass":
+        records_of(trace)
+    stored = (DATA / name).read_bytes()
+    assert trace.digest == hashlib.blake2b(stored, digest_size=16).hexdigest()
+
+
+def test_digest_needs_no_second_pass_after_a_whole_one(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n")
+    trace = open_trace(path)
+    records_of(trace)
+    path.unlink()
+    assert len(trace.digest) == 32
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_compressed_files_read_alike(name, compress, tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(compress((DATA / name).read_bytes()))
+    trace, plain = open_trace(path), open_trace(DATA / name)
+    assert trace.format == plain.format
+    assert np.array_equal(records_of(trace), records_of(plain))
+    assert trace.mappings() == plain.mappings()
+    assert trace.digest == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    assert trace.summary.bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_damaged_compression_is_refused(compress, tmp_path):
+    whole = compress((DATA / "kfd_new.txt").read_bytes() * 50)
+    path = tmp_path / "trace"
+    for stored in (whole[:-9], whole[: len(whole) // 2], whole[:40] + b"\x55" * 40 + whole[80:]):
+        path.write_bytes(stored)
+        with pytest.raises(TraceError, match=r"damaged compressed data|format not recognised"):
+            records_of(open_trace(path))
+
+
+def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = tmp_path / "t.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x00")
+    with pytest.raises(TraceError, match="package 'zstandard'"):
+        open_trace(path)
+
+
+def test_zstandard_with_its_package(tmp_path, monkeypatch):
+    class Reader(io.RawIOBase):  # a stand-in: the magic, then the content as it is
+        def __init__(self, file):
+            self.file = file
+            file.read(4)
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            return self.file.readinto(buffer)
+
+    class Decompressor:
+        def stream_reader(self, file, read_across_frames):
+            assert read_across_frames
+            return Reader(file)
+
+    stand_in = types.SimpleNamespace(ZstdDecompressor=Decompressor, ZstdError=ValueError)
+    monkeypatch.setitem(sys.modules, "zstandard", stand_in)
+    path = tmp_path / "t.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + (DATA / "touches.txt").read_bytes())
+    assert len(records_of(open_trace(path))) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: None, "No such file"),
+        (lambda p: p.mkdir(), "is a directory"),
+        (lambda p: p.write_bytes(b""), "empty file"),
+        (lambda p: p.write_bytes(gzip.compress(b"")), "empty file"),
+        (lambda p: p.write_bytes(bytes(range(256)) * 4), "format not recognised"),
+        (lambda p: p.write_bytes(b"\0" * 5000), "format not recognised"),
+        (lambda p: p.write_text("int main(void) { return 0; }\n"), "format not recognised"),
+        (lambda p: p.write_text("# nothing but a comment\n"), "format not recognised"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path, make, reason):
+    path = tmp_path / "t"
+    make(path)
+    with pytest.raises(TraceError, match=reason) as caught:
+        open_trace(path)
+    assert caught.value.path == str(path)
+    assert "expected" in str(caught.value)
+
+
+def test_errno_of_missing_and_directory(tmp_path):
+    with pytest.raises(TraceError) as caught:
+        open_trace(tmp_path / "none")
+    assert caught.value.code == "ENOENT"
+    with pytest.raises(TraceError) as caught:
+        open_trace(tmp_path)
+    assert caught.value.code == "EISDIR"
+    assert TraceError("p", "", "r").code == "EINVAL"
+    with pytest.raises(TraceError, match="file name"):
+        open_trace("a\0b")
+
+
+def test_unreadable_file_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n")
+
+    class Denied(io.FileIO):
+        def __init__(self, path):
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("svmcore.traces.opening.io.FileIO", Denied)
+    with pytest.raises(TraceError, match="Permission denied") as caught:
+        open_trace(path)
+    assert caught.value.code == "EACCES"
+
+
+def test_read_error_names_the_byte(tmp_path, monkeypatch):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n" * 10)
+
+    class Failing(io.FileIO):
+        def readinto(self, buffer):
+            raise OSError(5, "Input/output error")
+
+    trace = open_trace(path)
+    monkeypatch.setattr("svmcore.traces.opening.io.FileIO", Failing)
+    with pytest.raises(TraceError, match="byte 0: Input/output error"):
+        list(trace.chunks())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_vanished_or_shrunk_file_is_refused(name, tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes((DATA / name).read_bytes())
+    trace = open_trace(path)
+    with path.open("r+b") as file:
+        file.truncate(trace.nbytes - 1)
+    with pytest.raises(TraceError, match="shrank"):
+        list(trace.chunks())
+    path.unlink()
+    with pytest.raises(TraceError, match="No such file"):
+        list(trace.chunks())
+    with pytest.raises(TraceError):
+        _ = trace.digest
+
+
+def test_file_that_shrinks_during_a_pass_is_refused(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n" * 400_000)
+    chunks = open_trace(path).chunks(1000)
+    next(chunks)
+    path.write_text("0x1000,4096\n")
+    with pytest.raises(TraceError, match="shrank"):
+        list(chunks)
+
+
+def test_file_that_changed_between_passes_is_refused(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n")
+    trace = open_trace(path)
+    list(trace.chunks())
+    path.write_text("0x2000,4096\n")
+    with pytest.raises(TraceError, match="changed"):
+        list(trace.chunks())
+
+
+def test_growing_file_is_read_as_it_was(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n")
+    trace = open_trace(path)
+    with path.open("a") as file:
+        file.write("0x2000,4096\n")
+    assert len(records_of(trace)) == 1
+
+
+@pytest.mark.parametrize("form", ["access-list", "kfd-smi", "uvm-log", "workload-csv", "csv"])
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_huge_line_is_refused(tmp_path, form, newline):
+    path = tmp_path / "t"
+    path.write_bytes(b"9" * (LINE_LIMIT + 1) + newline)
+    with pytest.raises(TraceError, match="line 1: longer than"):
+        list(open_trace(path, format=form).chunks())
+
+
+def test_unknown_format_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="access-list, csv, kfd-smi"):
+        open_trace(DATA / "touches.txt", format="excel")
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("form", sorted(formats()))
+def test_wrong_format_is_refused(name, form):
+    if form == SAMPLES[name][0]:
+        return
+    with pytest.raises(TraceError):
+        list(open_trace(DATA / name, format=form).chunks())
+
+
+def test_chunk_below_one_is_refused_at_once():
+    with pytest.raises(InvalidArgumentError):
+        open_trace(DATA / "touches.txt").chunks(0)
+
+
+def test_progress_counts_raw_bytes_up_to_the_size(tmp_path):
+    seen = []
+    path = tmp_path / "t"
+    path.write_text("0x1000,4096\n" * 300_000)
+    trace = open_trace(path, progress=seen.append)
+    list(trace.chunks())
+    assert seen == sorted(seen)
+    assert len(seen) > 3
+    assert seen[-1] == trace.nbytes
+
+
+def test_ranges_replace_the_mappings():
+    trace = open_trace(DATA / "touches.txt", ranges=[(0x1000_0000, 1 << 20), (0, 4096, "zero")])
+    assert trace.mappings() == [
+        Mapping(0x1000_0000, 1 << 20, "range0"),
+        Mapping(0, 4096, "zero"),
+    ]
+    assert trace.mappings()[0].end == 0x1010_0000
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[(0, 0)], [(-1, 5)], [((1 << 64) - 1, 2)], [(0, 4096), (4095, 1)]],
+)
+def test_bad_ranges_are_refused(ranges):
+    with pytest.raises(InvalidArgumentError, match="expected"):
+        open_trace(DATA / "touches.txt", ranges=ranges)
+
+
+def test_touched_pages_join_where_adjacent():
+    assert open_trace(DATA / "touches.txt").mappings() == [
+        Mapping(0x1000_0000, 0x4000, "touched0"),
+        Mapping(0x2000_0000, 0x2000, "touched1"),
+        Mapping(0x3000_0000, 0x10000, "touched2"),
+    ]
+
+
+def test_spans_equal_a_set_of_pages():
+    rng = np.random.default_rng(7)
+    spans, pages = Spans(), set()
+    for _ in range(6):
+        chunk = np.zeros(40_000, RECORD)
+        chunk["addr"] = rng.integers(0, 1 << 31, len(chunk))
+        chunk["size"] = rng.integers(0, 20_000, len(chunk))
+        spans.add(chunk)
+        for addr, size in chunk[["addr", "size"]].tolist():
+            if size:
+                pages.update(range(addr >> 12, ((addr + size - 1) >> 12) + 1))
+    runs = spans.runs()
+    found = [page for start, end in runs for page in range(start >> 12, end >> 12)]
+    assert found == sorted(pages)
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(runs))
+
+
+def test_spans_reach_the_end_of_the_address_space():
+    spans = Spans()
+    last = np.zeros(1, RECORD)
+    last["addr"], last["size"] = (1 << 64) - 1, 1
+    spans.add(last)
+    assert spans.runs() == [((1 << 64) - 4096, 1 << 64)]
+    assert Spans().runs() == []
+
+
+def test_overlapping_mappings_join_and_repeated_names_get_an_index():
+    spans = [(0x5000, 0x1000, "b"), (0x1000, 0x2000, "a"), (0x2000, 0x2000, "c"), (0, 1, "b")]
+    assert disjoint([*spans, (0x9000, 16, "")], "word") == [
+        Mapping(0x5000, 0x1000, "b0"),
+        Mapping(0x1000, 0x3000, "a"),
+        Mapping(0, 1, "b2"),
+        Mapping(0x9000, 16, "word3"),
+    ]
+
+
+def test_mappings_survive_in_a_file_of_records(tmp_path):
+    source = open_trace(DATA / "workload.csv")
+    path = tmp_path / "t.npy"
+    write_records(path, [map_records(source.mappings()), *source.chunks()])
+    again = open_trace(path)
+    assert [m[:2] for m in again.mappings()] == [m[:2] for m in source.mappings()]
+    assert again.kind == "access"
+
+
+def test_last_line_without_newline(tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes(b"0x1000,4096,r\n0x2000,40")
+    trace = open_trace(path)
+    assert records_of(trace)["size"].tolist() == [4096, 40]
+    assert "no newline" in trace.summary.notes[0]
+    path.write_bytes(b"0x1000,4096,r\n0x2000,")
+    trace = open_trace(path)
+    assert len(records_of(trace)) == 1
+    assert trace.summary.refused == 1
+    assert trace.summary.notes[0].startswith("line 2 is cut off")
+    path.write_bytes(b"0x1000,")
+    with pytest.raises(TraceError, match="line 1"):
+        list(open_trace(path, format="access-list").chunks())
+
+
+def test_windows_newlines_and_byte_order_mark(tmp_path):
+    path = tmp_path / "t"
+    for name in SAMPLES:
+        if name.endswith((".npy", ".bin")):
+            continue
+        text = (DATA / name).read_bytes()
+        path.write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+        trace = open_trace(path)
+        assert trace.format == SAMPLES[name][0]
+        assert np.array_equal(records_of(trace), records_of(open_trace(DATA / name)))
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("svmcore.traces.opening.BLOCK_BYTES", 1 << 15)
+    path = tmp_path / "t"
+    peaks = []
+    for lines in (15_000, 60_000):
+        path.write_text("0x7f0000001000,4096,r,gpu0\n" * lines)
+        tracemalloc.start()
+        for _ in open_trace(path).chunks(1000):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] * 1.2
+
+
+def test_repr_names_format_and_path():
+    assert repr(open_trace(DATA / "touches.txt")).startswith("<access-list trace '")
