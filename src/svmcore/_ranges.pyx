@@ -48,28 +48,11 @@ cdef extern from *:
     #else
     #define RANGES_PREFETCH(p) ((void)(p))
     #endif
-    #define RANGES_LEAF 64
-    #define RANGES_INNER 32
-    #define RANGES_DEPTH 40
-    #define RANGES_LANES 16
-    #define RANGES_LINE 64
     #define RANGES_NONE 0xffffffffu
     #define RANGES_REACH 0xfffffffeu
     #define RANGES_TOP 0xffffffffffffffffu
     """
     void prefetch "RANGES_PREFETCH"(const void* p) noexcept nogil
-    # Keys of a leaf: 64 is four key lines and four value lines; 32 is slower to change
-    # and takes 15 % more memory at 1e6 entries (perf.md, 2.1).
-    const uint32_t LEAF "RANGES_LEAF"
-    # Children of an inner node: four key lines of 64-bit keys.
-    const uint32_t INNER "RANGES_INNER"
-    # Levels above the leaves: nodes are fewer than 2**32, and only wide erases leave
-    # an inner node with less than two children.
-    const uint32_t DEPTH "RANGES_DEPTH"
-    # Look-ups in flight: a miss takes about 15 times its share of bandwidth (perf.md, 1).
-    const uint32_t LANES "RANGES_LANES"
-    # Bytes of a cache line; nodes start on one, else a key search reads a fifth line.
-    const uint32_t LINE "RANGES_LINE"
     # Unused leaf key, end of a list of nodes, no node.
     const uint32_t NONE "RANGES_NONE"
     # Largest distance of a start from its leaf's low fence; below NONE.
@@ -77,15 +60,35 @@ cdef extern from *:
     # Last page number.
     const uint64_t TOP "RANGES_TOP"
 
+cdef enum:
+    # Entries of a leaf: four lines of keys, four of values. 32 is slower to change and
+    # takes 15 % more memory at 1e6 entries.
+    LEAF = 64
+    # Children of an inner node: four lines of 64-bit keys.
+    INNER = 32
+    # Most levels above the leaves. An assign that would need one more is refused as
+    # out of memory; only node_entries below 8 could come near it.
+    DEPTH = 40
+    # Look-ups in flight: a miss takes about 15 times its share of bandwidth.
+    LANES = 16
+    # Bytes of a cache line; nodes start on one, else a key search reads a fifth line.
+    LINE = 64
+    # Leaves (512 KiB) up to which prefetching costs more than it brings; at 1e6
+    # entries it halves the time of a look-up.
+    CACHED_LEAVES = 1024
+    # Room for the new nodes of one level of the seam path. At most 9 come: what two
+    # nodes, a neighbour and two boundaries held fills 4, and reach may cut 5 times.
+    SEAM_NODES = 16
+
 # Invariant: start[0] is 0, starts ascend, unused ones are NONE.
 cdef struct leaf_t:
-    uint32_t start[64]      # pages from the low fence
-    uint32_t value[64]      # 0 = hole; undefined where unused
+    uint32_t start[LEAF]    # pages from the low fence
+    uint32_t value[LEAF]    # 0 = hole; undefined where unused
 
 # Invariant: keys ascend; unused slots repeat the last key and child.
 cdef struct inner_t:
-    uint64_t key[32]        # low fence of the child, page number
-    uint32_t child[32]      # number of an inner node or, on the lowest level, a leaf
+    uint64_t key[INNER]     # low fence of the child, page number
+    uint32_t child[INNER]   # number of an inner node or, on the lowest level, a leaf
 
 # Nodes of one size, named by number.
 # Invariant: a node is in the tree, on the free list (count 0) or replaced in the
@@ -124,8 +127,8 @@ cdef struct ranges_t:
 
 # The way from the root to the leaf of a page.
 cdef struct path_t:
-    uint32_t node[40]       # inner node at each depth, root first
-    uint32_t slot[40]       # child taken there
+    uint32_t node[DEPTH]    # inner node at each depth, root first
+    uint32_t slot[DEPTH]    # child taken there
     uint32_t leaf
     uint64_t low            # fences of the leaf, page numbers, inclusive
     uint64_t last
@@ -139,18 +142,18 @@ cdef struct cut_t:
 
 # What the seam path builds and replaces, so that it can be undone or completed.
 cdef struct seam_t:
-    uint64_t up_key[16]     # new nodes of the level in hand, in order
-    uint32_t up_node[16]
+    uint64_t up_key[SEAM_NODES]      # new nodes of the level in hand, in order
+    uint32_t up_node[SEAM_NODES]
     uint32_t up_count
-    uint32_t made_leaf[16]  # new nodes of all levels
+    uint32_t made_leaf[SEAM_NODES]   # new nodes of all levels
     uint32_t made_leaf_count
-    uint32_t made_inner[320]
+    uint32_t made_inner[8 * DEPTH]
     uint32_t made_inner_count
-    uint32_t old_leaf[4]    # replaced nodes
+    uint32_t old_leaf[3]             # replaced nodes
     uint32_t old_leaf_count
-    uint32_t old_inner[160]
+    uint32_t old_inner[3 * DEPTH]
     uint32_t old_inner_count
-    cut_t cut[80]           # between the two paths
+    cut_t cut[2 * DEPTH]             # between the two paths
     uint32_t cut_count
 
 
@@ -293,6 +296,15 @@ cdef inline leaf_t* leaf_at(const ranges_t* m, uint32_t node) noexcept nogil:
     return <leaf_t*>m.leaf.nodes + node
 
 
+# Ask for all key lines of a leaf at once: the halving would wait for two or three
+# of them in turn. Not worth the instructions while all leaves lie in the cache.
+cdef inline void leaf_prefetch(const leaf_t* leaf) noexcept nogil:
+    prefetch(&leaf.start[0])
+    prefetch(&leaf.start[16])
+    prefetch(&leaf.start[32])
+    prefetch(&leaf.start[48])
+
+
 cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
     return <inner_t*>m.inner.nodes + node
 
@@ -343,9 +355,13 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
         at = inner + node
         slot = inner_search(at.key, page)
         lo = at.key[slot]
-        above = at.key[(slot + 1) & (INNER - 1)] - 1
-        hi = above if slot < INNER - 1 else hi
+        # After the last slot this is the first key, which is not above the page:
+        # then the fence is that of the parent. A comparison compiles to no branch.
+        above = at.key[(slot + 1) & (INNER - 1)]
+        hi = above - 1 if above > page else hi
         node = at.child[slot]
+    if m.leaf.used > CACHED_LEAVES:
+        leaf_prefetch(<const leaf_t*>m.leaf.nodes + node)
     low[0] = lo
     last[0] = hi
     return node
@@ -369,6 +385,8 @@ cdef void path_to(ranges_t* m, uint64_t page, path_t* path) noexcept nogil:
         path.slot[depth] = <uint32_t>slot if slot < top else top
         node = at.child[slot]
     path.leaf = node
+    if m.leaf.used > CACHED_LEAVES:
+        leaf_prefetch(leaf_at(m, node))
     m.work.nodes_visited += m.height + 1
 
 
@@ -393,10 +411,10 @@ cdef void ranges_find(ranges_t* m, uint64_t page, range_entry_t* out) noexcept n
 # the nodes read. Counts nothing itself, as threads may share the map for reading.
 cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
                           range_entry_t* out, uint32_t* values) noexcept nogil:
-    cdef uint32_t node[16]
-    cdef uint32_t slot[16]
-    cdef uint64_t low[16]
-    cdef uint64_t last[16]
+    cdef uint32_t node[LANES]
+    cdef uint32_t slot[LANES]
+    cdef uint64_t low[LANES]
+    cdef uint64_t last[LANES]
     cdef const inner_t* inner = <const inner_t*>m.inner.nodes
     cdef const leaf_t* leaves = <const leaf_t*>m.leaf.nodes
     cdef const inner_t* at
@@ -405,7 +423,7 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
     cdef uint64_t visited = 0, leaf_low = 0, leaf_last = 0, above, page
     cdef uint32_t depth, j, width
     cdef size_t done = 0, s
-    cdef bint cached = m.leaf.used < 256
+    cdef bint cached = m.leaf.used <= CACHED_LEAVES
     while done < n:
         width = LANES if n - done >= LANES else <uint32_t>(n - done)
         j = 0
@@ -433,10 +451,11 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
         for depth in range(m.height):
             for j in range(width):
                 at = inner + node[j]
-                s = inner_search(at.key, pages[done + j])
+                page = pages[done + j]
+                s = inner_search(at.key, page)
                 low[j] = at.key[s]
-                above = at.key[(s + 1) & (INNER - 1)] - 1
-                last[j] = above if s < INNER - 1 else last[j]
+                above = at.key[(s + 1) & (INNER - 1)]
+                last[j] = above - 1 if above > page else last[j]
                 node[j] = at.child[s]
                 if cached:
                     continue
@@ -449,11 +468,7 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
                     prefetch(&at.child[0])
                     prefetch(&at.child[16])
                 else:
-                    leaf = leaves + node[j]
-                    prefetch(&leaf.start[0])
-                    prefetch(&leaf.start[16])
-                    prefetch(&leaf.start[32])
-                    prefetch(&leaf.start[48])
+                    leaf_prefetch(leaves + node[j])
         for j in range(width):
             leaf = leaves + node[j]
             slot[j] = <uint32_t>leaf_search(leaf.start, pages[done + j] - low[j])
@@ -503,7 +518,7 @@ cdef void inner_pad(ranges_t* m, uint32_t node, uint32_t count) noexcept nogil:
     cdef inner_t* at = inner_at(m, node)
     cdef uint32_t i
     m.inner.count[node] = <uint8_t>count
-    for i in range(count, INNER):
+    for i in range(count, <uint32_t>INNER):
         at.key[i] = at.key[count - 1]
         at.child[i] = at.child[count - 1]
 
@@ -633,7 +648,7 @@ cdef int seam_leaves(ranges_t* m, seam_t* seam, const uint64_t* start, const uin
             for i in range(size):
                 leaf.start[i] = <uint32_t>(start[at + i] - start[at])
                 leaf.value[i] = value[at + i]
-            for i in range(size, LEAF):
+            for i in range(size, <uint32_t>LEAF):
                 leaf.start[i] = NONE
             m.leaf.count[node] = <uint8_t>size
             seam.up_key[seam.up_count] = start[at]
@@ -742,10 +757,10 @@ cdef inline uint32_t leaf_collect(const leaf_t* leaf, uint64_t low, uint32_t beg
 cdef int seam_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
     cdef seam_t seam
     cdef path_t pa, pc              # to the first and the last leaf touched
-    cdef uint64_t start[264]
-    cdef uint32_t values[264]
-    cdef uint64_t key[144]
-    cdef uint32_t child[144]
+    cdef uint64_t start[3 * LEAF + 2]
+    cdef uint32_t values[3 * LEAF + 2]
+    cdef uint64_t key[3 * INNER + SEAM_NODES]
+    cdef uint32_t child[3 * INNER + SEAM_NODES]
     cdef const leaf_t* leaf
     cdef const inner_t* inner
     cdef uint32_t n = 0, left, right, count, old, depth, sibling, height, made_inner
@@ -958,7 +973,7 @@ cdef ranges_t* ranges_new(bint merge, uint32_t node_entries) noexcept nogil:
     arena_init(&m.inner, sizeof(inner_t))
     m.merge = merge
     m.leaf_max = LEAF if node_entries == 0 else node_entries
-    m.inner_max = min(m.leaf_max, INNER)
+    m.inner_max = min(m.leaf_max, <uint32_t>INNER)
     # A quarter: far enough from the half that a split leaves, so that no sequence
     # of calls splits and joins the same node each time.
     m.leaf_min = m.leaf_max // 4
@@ -970,7 +985,7 @@ cdef ranges_t* ranges_new(bint merge, uint32_t node_entries) noexcept nogil:
     leaf = leaf_at(m, m.root)
     leaf.start[0] = 0
     leaf.value[0] = 0
-    for i in range(1, LEAF):
+    for i in range(1, <uint32_t>LEAF):
         leaf.start[i] = NONE
     return m
 
@@ -1119,7 +1134,7 @@ cdef int audit_leaf(const ranges_t* m, uint32_t node, uint64_t low, uint64_t las
         seen.begun = True
         seen.value = value
         seen.entries += value != 0
-    for i in range(n, LEAF):
+    for i in range(n, <uint32_t>LEAF):
         if leaf.start[i] != NONE:
             return RULE_UNUSED
     seen.leaves += 1
@@ -1143,13 +1158,13 @@ cdef int audit_node(const ranges_t* m, uint32_t node, uint32_t height, uint64_t 
     if inner.key[0] != low:
         return RULE_KEYS
     for i in range(n):
-        end = inner.key[i + 1] - 1 if i + 1 < n else last
-        if inner.key[i] > end or end > last:
+        if inner.key[i] > last or (i + 1 < n and inner.key[i + 1] <= inner.key[i]):
             return RULE_KEYS
+        end = inner.key[i + 1] - 1 if i + 1 < n else last
         rule = audit_node(m, inner.child[i], height - 1, inner.key[i], end, seen)
         if rule != 0:
             return rule
-    for i in range(n, INNER):
+    for i in range(n, <uint32_t>INNER):
         if inner.key[i] != inner.key[n - 1] or inner.child[i] != inner.child[n - 1]:
             return RULE_REPEAT
     seen.inners += 1
@@ -1599,9 +1614,12 @@ cdef class RangeMap:
         ------
         Own; head and tail are split as in the kernel's ``svm_range_add``.
         """
-        cdef uint64_t number = number_or_raise(value, "value", 0xFFFFFFFF)
-        if number == 0:
-            raise InvalidArgumentError("value 0: expected 1..0xffffffff, erase() makes a hole")
+        cdef uint64_t number = int_as_u64(value)
+        if number - 1 >= 0xFFFFFFFF:
+            PyErr_Clear()
+            number = number_or_raise(value, "value", 0xFFFFFFFF)
+            if number == 0:
+                raise InvalidArgumentError("value 0: expected 1..0xffffffff, erase() makes a hole")
         self._assign(first, last, <uint32_t>number)
 
     def erase(self, first, last):
@@ -1929,3 +1947,50 @@ class _Transaction:
             self._ranges.commit()
         else:
             self._ranges.rollback()
+
+
+def _break_rule(RangeMap ranges, int rule):
+    """Break one rule of a map, for the test that :meth:`RangeMap.check` sees it.
+
+    The map must have several leaves and may only be checked and dropped afterwards.
+
+    Parameters
+    ----------
+    ranges : RangeMap
+        More than one leaf, entries at its front.
+    rule : int
+        A key of ``RULES``.
+
+    Complexity
+    ----------
+    O(log n).
+
+    Source
+    ------
+    Own.
+    """
+    cdef ranges_t* m = ranges.m
+    cdef path_t path
+    cdef leaf_t* leaf
+    path_to(m, 0, &path)
+    leaf = leaf_at(m, path.leaf)
+    if rule == RULE_SHAPE:
+        m.leaf.count[path.leaf] = 0
+    elif rule == RULE_KEYS:
+        inner_at(m, m.root).key[1] = 0
+    elif rule == RULE_REPEAT:
+        inner_at(m, m.root).child[INNER - 1] = path.leaf
+    elif rule == RULE_FENCE:
+        leaf.start[0] = 1
+    elif rule == RULE_STARTS:
+        leaf.start[1] = 0
+    elif rule == RULE_UNUSED:
+        leaf.start[LEAF - 1] = REACH
+    elif rule == RULE_JOINED:
+        leaf.value[0] = leaf.value[1] = 0
+    elif rule == RULE_COUNT:
+        m.count += 1
+    elif rule == RULE_NODES:
+        m.leaf.free_count += 1
+    elif rule == RULE_MARKS:
+        m.leaf.mark[path.leaf] = NONE

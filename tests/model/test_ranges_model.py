@@ -301,6 +301,28 @@ def test_every_allocation_fails_in_turn(
         agree(ranges, before)
 
 
+def test_transaction_runs_out_of_memory_half_way() -> None:
+    """Free nodes run out while leaves are copied: what was done stays, the rest is refused."""
+    ranges, model = RangeMap(), ModelMap()
+    fill(ranges, model, 2000)
+    ranges = ranges.clone()
+    before = model.copy()
+    ranges.begin()
+    ranges.assign(0, 6, 9)
+    model.assign(0, 6, 9)
+    _ranges._fail_allocation_after(0)
+    try:
+        with pytest.raises(OutOfMemoryError, match="the map is unchanged"):
+            for first in range(10, 20_000, 10):
+                ranges.assign(first, first + 6, 9)
+                model.assign(first, first + 6, 9)
+        agree(ranges, model)
+        ranges.rollback()
+    finally:
+        _ranges._fail_allocation_after(-1)
+    agree(ranges, before)
+
+
 @pytest.mark.parametrize("make", [RangeMap, lambda: RangeMap(node_entries=4).clone()])
 def test_making_a_map_without_memory(make: Callable[[], RangeMap]) -> None:
     failed = 0

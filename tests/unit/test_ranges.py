@@ -358,5 +358,14 @@ def test_change_during_a_batch_of_another_thread_is_refused() -> None:
     assert ranges.work()["finds"] == len(asked)
 
 
+@pytest.mark.parametrize(("rule", "text"), _ranges.RULES.items())
+def test_check_names_the_broken_rule(rule: int, text: str) -> None:
+    ranges = filled(20, node_entries=8)
+    ranges.check()
+    _ranges._break_rule(ranges, rule)
+    with pytest.raises(AssertionError, match=f"rule {rule} .* is broken: {text}"):
+        ranges.check()
+
+
 def test_repr_tells_size() -> None:
     assert repr(RangeMap()).startswith("<RangeMap of 0 entries, ")
