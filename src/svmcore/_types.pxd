@@ -13,3 +13,22 @@ cdef struct record_t:
     uint8_t proc       # 0 CPU, 1 + i GPU i, 255 unknown
     uint8_t access     # records.Access
     uint8_t peer       # second location, coded as proc
+
+# Linux errno numbers, on every platform: results are the Linux driver's.
+cdef enum linux_errno:
+    E_PERM = 1
+    E_NOENT = 2
+    E_IO = 5
+    E_AGAIN = 11
+    E_NOMEM = 12
+    E_ACCES = 13
+    E_FAULT = 14
+    E_BUSY = 16
+    E_EXIST = 17
+    E_INVAL = 22
+    E_NOSPC = 28
+    E_DEADLK = 35
+    E_LOOP = 40
+    E_OVERFLOW = 75
+    E_OPNOTSUPP = 95
+    E_ADDRINUSE = 98

@@ -20,7 +20,8 @@ from typing import Any
 from .attributes import Attribute
 from .errors import InvalidArgumentError, SvmError
 from .machine import Gpu
-from .reference import KfdReference, Outcome
+from .policies.outcome import Outcome
+from .reference import KfdReference
 
 __all__ = ["Report", "main", "run_file"]
 

@@ -7,7 +7,7 @@ on the class and a script can print the name.
 
 from __future__ import annotations
 
-import errno
+import enum
 from typing import ClassVar
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "AddressInUseError",
     "AgainError",
     "BusyError",
+    "Errno",
     "InvalidArgumentError",
     "NotSupportedError",
     "OutOfMemoryError",
@@ -26,6 +27,27 @@ __all__ = [
     "TraceError",
     "error_from_errno",
 ]
+
+
+class Errno(enum.IntEnum):
+    """Linux errno numbers, on every platform: results are the Linux driver's."""
+
+    EPERM = 1
+    ENOENT = 2
+    EIO = 5
+    EAGAIN = 11
+    ENOMEM = 12
+    EACCES = 13
+    EFAULT = 14
+    EBUSY = 16
+    EEXIST = 17
+    EINVAL = 22
+    ENOSPC = 28
+    EDEADLK = 35
+    ELOOP = 40
+    EOVERFLOW = 75
+    EOPNOTSUPP = 95
+    EADDRINUSE = 98
 
 
 class SvmError(Exception):
@@ -131,16 +153,16 @@ class TraceError(SvmError, ValueError):
 
 
 _BY_ERRNO: dict[int, type[SvmError]] = {
-    errno.EFAULT: AddressError,
-    errno.EACCES: AccessDeniedError,
-    errno.EPERM: PermissionDeniedError,
-    errno.EOVERFLOW: OverflowAddressError,
-    errno.EADDRINUSE: AddressInUseError,
-    errno.ENOMEM: OutOfMemoryError,
-    errno.ENOSPC: OutOfSpaceError,
-    errno.EOPNOTSUPP: NotSupportedError,
-    errno.EBUSY: BusyError,
-    errno.EAGAIN: AgainError,
+    Errno.EFAULT: AddressError,
+    Errno.EACCES: AccessDeniedError,
+    Errno.EPERM: PermissionDeniedError,
+    Errno.EOVERFLOW: OverflowAddressError,
+    Errno.EADDRINUSE: AddressInUseError,
+    Errno.ENOMEM: OutOfMemoryError,
+    Errno.ENOSPC: OutOfSpaceError,
+    Errno.EOPNOTSUPP: NotSupportedError,
+    Errno.EBUSY: BusyError,
+    Errno.EAGAIN: AgainError,
 }
 
 
@@ -162,11 +184,12 @@ def error_from_errno(number: int, message: str) -> SvmError:
         ``code`` is that errno's name.
     """
     number = abs(number)
-    if number == errno.EINVAL:
+    if number == Errno.EINVAL:
         return InvalidArgumentError(message)
     known = _BY_ERRNO.get(number)
     if known is not None:
         return known(message)
+    name = Errno(number).name if number in Errno.__members__.values() else f"errno {number}"
     error = SvmError(message)
-    error.code = errno.errorcode.get(number, f"errno {number}")  # type: ignore[misc]
+    error.code = name  # type: ignore[misc]
     return error

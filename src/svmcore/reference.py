@@ -7,7 +7,6 @@ numbers in comments are those of the KFD chapter in ``docs/explain/kfd.md``.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,10 +22,12 @@ from .attributes import (
     Attribute,
     Flag,
 )
+from .errors import Errno
 from .machine import Gpu
 from .policies.kernels import kernel_rules
+from .policies.outcome import Outcome
 
-__all__ = ["KfdReference", "Outcome", "RangeMap"]
+__all__ = ["KfdReference", "RangeMap"]
 
 TOP_PAGE = (1 << 64) - 1
 DUPLICATE_WINDOW_NS = 2_000_000
@@ -163,28 +164,6 @@ class Vma:
         return self.kind in ("io", "pfnmap")
 
 
-@dataclass
-class Outcome:
-    """What an operation did: its result and every effect in order."""
-
-    ret: int = 0
-    reason: str = ""
-    best_loc: int | None = None
-    window: tuple[int, int] | None = None
-    migration: bool = False
-    vram_fallback: bool = False
-    unregistered: bool = False
-    out: list[tuple[int, int]] | None = None
-    migr: list[tuple[int, int, int, int, str, int]] = field(default_factory=list)
-    map: list[tuple[int, int, int, int, int]] = field(default_factory=list)
-    unmap: list[tuple[int, int, int, str]] = field(default_factory=list)
-    queues: list[str] = field(default_factory=list)
-    warn: list[str] = field(default_factory=list)
-    bo_evict: list[tuple[int, int]] = field(default_factory=list)
-    filter_removed: list[int] = field(default_factory=list)
-    hang: list[int] = field(default_factory=list)
-
-
 def _bits(mask: int) -> Iterator[int]:
     index = 0
     while mask >> index:
@@ -272,7 +251,7 @@ class KfdReference:
     def mmap(self, first: int, last: int, prot: str = "rw", kind: str = "anon") -> int:
         """A CPU mapping appears; EEXIST where one is already."""
         if any(True for _ in self.vmas.items(first, last)):
-            return -errno.EEXIST
+            return -Errno.EEXIST
         self.vmas.assign(first, last, Vma(first, last, prot, kind))
         return 0
 
@@ -297,7 +276,7 @@ class KfdReference:
         while page <= last:
             vma = self._vma(page)
             if vma is None:
-                return -errno.ENOMEM
+                return -Errno.ENOMEM
             end = min(vma.last, last)
             self._cut_vmas(page, end)
             vma = self._vma(page)
@@ -357,7 +336,7 @@ class KfdReference:
             return error
         allowed = (0, 1, 2, 5, 6, 7)
         if any(kind not in allowed for kind, _ in attrs):
-            return -errno.EINVAL
+            return -Errno.EINVAL
         nodes = [n for _, _, n in self.tree.items(addr >> 12, (addr + size - 1) >> 12)]
         everyone = self.supported if self.xnack else 0
         access = self.supported if nodes else everyone
@@ -382,7 +361,7 @@ class KfdReference:
             elif kind == Attribute.GRANULARITY:
                 out.append((kind, min((n.granularity for n in nodes), default=self.granularity)))
             elif value not in self._index:
-                return -errno.EINVAL
+                return -Errno.EINVAL
             else:
                 bit = 1 << self._index[value]
                 answer = Attribute.NO_ACCESS
@@ -409,7 +388,7 @@ class KfdReference:
     def cpu_access(self, page: int) -> int:
         """A CPU touch: 0, 2 for SIGBUS, EFAULT without a mapping (section 14)."""
         if self._vma(page) is None:
-            return -errno.EFAULT
+            return -Errno.EFAULT
         bo = self.vram.get(page)
         if bo is None:
             self.system.add(page)
@@ -432,7 +411,7 @@ class KfdReference:
         """Memory pressure evicts the VRAM object of the range at *page*; -2 without one."""
         node = self._find(page)
         if node is None or not node.has_bo:
-            return -errno.ENOENT
+            return -Errno.ENOENT
         assert node.bo is not None
         self._evict(node.bo)
         return 0
@@ -527,10 +506,10 @@ class KfdReference:
                 self.now += 1_000_000
                 self.run_restore()
                 if self.restore_pending:
-                    return -errno.EAGAIN, faults, duplicates
+                    return -Errno.EAGAIN, faults, duplicates
                 continue
             if not self.xnack:
-                return -errno.EACCES, faults, duplicates
+                return -Errno.EACCES, faults, duplicates
             before = (faults, len(self.deferred))
             ret, reason, counted = self._fault(gpu, page, write, 0)
             if counted:
@@ -547,7 +526,7 @@ class KfdReference:
             elif self.deferred:
                 self.run_deferred()
             elif before == (faults, 0):
-                return -errno.ELOOP, faults, duplicates
+                return -Errno.ELOOP, faults, duplicates
         return 0, faults, duplicates
 
     # ---- views -----------------------------------------------------------------------
@@ -626,7 +605,7 @@ class KfdReference:
 
     def _check_ioctl(self, addr: int, size: int, op: int) -> int:
         if (addr | size) & 0xFFF or addr == 0 or size == 0 or op not in (0, 1):
-            return -errno.EINVAL
+            return -Errno.EINVAL
         return 0
 
     def _check_attributes(self, attrs: Sequence[tuple[int, int]]) -> int:
@@ -640,24 +619,24 @@ class KfdReference:
             elif kind in (Attribute.SET_FLAGS, Attribute.CLR_FLAGS, Attribute.GRANULARITY):
                 continue
             elif kind not in (Attribute.ACCESS, Attribute.ACCESS_IN_PLACE, Attribute.NO_ACCESS):
-                return -errno.EINVAL
+                return -Errno.EINVAL
             index = self._index.get(value)
             if index is None or not self.gpus[index].svm:
-                return -errno.EINVAL
+                return -Errno.EINVAL
         return 0
 
     def _check_address(self, addr: int, size: int) -> int:
         if addr + size >= 1 << 64:  # the end wraps to 0 or beyond
-            return -(errno.EOVERFLOW if self.rules.overflow_check else errno.EFAULT)
+            return -(Errno.EOVERFLOW if self.rules.overflow_check else Errno.EFAULT)
         first, last = addr >> 12, (addr + size - 1) >> 12
         page = first
         while page <= last:
             vma = self._vma(page)
             if vma is None or vma.device:
-                return -errno.EFAULT
+                return -Errno.EFAULT
             page = vma.last + 1
         if any(a <= last and first <= b for a, b in self.buffers):
-            return -errno.EADDRINUSE
+            return -Errno.EADDRINUSE
         return 0
 
     # ---- ranges (sections 6, 7) ------------------------------------------------------
@@ -873,7 +852,7 @@ class KfdReference:
         while page <= last:
             vma = self._vma(page)
             if vma is None:
-                return -errno.EFAULT
+                return -Errno.EFAULT
             end = min(vma.last, last)
             if "r" in vma.prot:
                 error = self._map_piece(node, vma, page, end, targets, owner)
@@ -903,16 +882,16 @@ class KfdReference:
         self, node: Range, vma: Vma, first: int, last: int, targets: list[int], owner: object
     ) -> int:
         if vma.device:
-            return -errno.EFAULT
+            return -Errno.EFAULT
         for page in range(first, last + 1):
             bo = self.vram.get(page)
             if bo is None:
                 self.system.add(page)
             elif self._owner(bo.gpu) != owner:
                 self.result.hang.append(page)
-                return -errno.EAGAIN
+                return -Errno.EAGAIN
         if self._injected("hmm_retry") or node.children:
-            return -errno.EAGAIN
+            return -Errno.EAGAIN
         writable = "w" in vma.prot and not node.flags & Flag.GPU_RO
         for gpu in targets:
             if node.has_bo and node.bo is not None and not self._reaches(gpu, node.bo.gpu):
@@ -938,15 +917,15 @@ class KfdReference:
     def _fault(self, gpu: int | None, page: int, write: bool, ts: int) -> tuple[int, str, bool]:
         result = self.result
         if gpu is not None and not self.gpus[gpu].svm:
-            return -errno.EFAULT, "no_svm", False
+            return -Errno.EFAULT, "no_svm", False
         if self.process_state == "no_process":
             return 0, "no_process", False
         if self.process_state == "drain_pagefaults" or self.draining:
             return 0, "draining", False
         if gpu is None or self.process_state == "no_node":
-            return -errno.EFAULT, "no_node", False
+            return -Errno.EFAULT, "no_node", False
         if not self.xnack:
-            return -errno.EFAULT, "xnack_off", False
+            return -Errno.EFAULT, "xnack_off", False
         if self.process_state == "mm_gone":
             return 0, "mm_gone", False
         if self.checkpoint_ts[gpu]:
@@ -959,7 +938,7 @@ class KfdReference:
             result.unregistered = True
             node = self._create_unregistered(page)
             if node is None:
-                return -errno.EFAULT, "no_range", True
+                return -Errno.EFAULT, "no_range", True
         if node.pending == "unmap" or node.is_child:
             return 0, "skip_recover", True
         if node.validate_ns and self.now < node.validate_ns + DUPLICATE_WINDOW_NS:
@@ -968,10 +947,10 @@ class KfdReference:
         if vma is None:
             return 0, "vma_gone", True
         if "r" not in vma.prot or (write and "w" not in vma.prot):
-            return -errno.EPERM, "permission", True
+            return -Errno.EPERM, "permission", True
         best = self._best_restore_location(node, gpu)
         if best is None:
-            return -errno.EACCES, "no_access", True
+            return -Errno.EACCES, "no_access", True
         result.best_loc = best
         if self.rules.window_migration:
             first, last = self._window(node, page)
@@ -982,7 +961,7 @@ class KfdReference:
         if error:
             return error, "migrate_failed", True
         error = self._map(node, first, last, gpu)
-        if error == -errno.EAGAIN:
+        if error == -Errno.EAGAIN:
             return 0, "retry_later", self.rules.again_counted
         return error, "map_failed" if error else "ok", True
 
@@ -1060,7 +1039,7 @@ class KfdReference:
             if error:
                 return error
         if node.actual != LOCATION_SYSTEM:
-            return -errno.EDEADLK
+            return -Errno.EDEADLK
         return self._ram_to_vram(node, best, first, last, trigger)
 
     def _ram_to_vram(self, node: Range, best: int, first: int, last: int, trigger: str) -> int:
@@ -1068,7 +1047,7 @@ class KfdReference:
         if self.rules.reserves_vram and (
             self._injected("limit_fail") or size > self.gpus[best].vram_pages
         ):
-            return -errno.ENOSPC
+            return -Errno.ENOSPC
         error = self._get_bo(node, best, size)
         if error:
             return error
@@ -1096,10 +1075,10 @@ class KfdReference:
 
     def _move_in(self, node: Range, bo: Bo, vma: Vma, first: int, last: int) -> tuple[int, int]:
         if vma.device:
-            return -errno.EINVAL, 0
+            return -Errno.EINVAL, 0
         self._notify(first, last, "notify_migrate")
         if self._injected("copy_fail"):
-            return -errno.EIO, 0
+            return -Errno.EIO, 0
         if vma.kind == "file":
             return 0, 0
         pages = [
@@ -1122,12 +1101,12 @@ class KfdReference:
         while page <= last:
             vma = self._vma(page)
             if vma is None:
-                error = -errno.EFAULT
+                error = -Errno.EFAULT
                 break
             end = min(vma.last, last)
             self._notify(page, end, "notify_migrate")
             if self._injected("copy_fail"):
-                error, count = -errno.EIO, 0
+                error, count = -Errno.EIO, 0
             else:
                 count = self._move_out(gpu, page, end)
             self.result.migr.append((page, end, node.actual, 0, trigger, count))
@@ -1164,14 +1143,14 @@ class KfdReference:
         self._drop_bo(node)
         self._forget_bo(node)
         if self._injected("vram_fail"):
-            return -errno.ENOMEM
+            return -Errno.ENOMEM
         while self._used(gpu) + size > self.gpus[gpu].vram_pages:
             victim = next((b for b in self.bos if b.gpu == gpu), None)
             if not self.evict_on_full or victim is None:
-                return -errno.ENOMEM
+                return -Errno.ENOMEM
             self._evict(victim)
             if victim in self.bos:
-                return -errno.ENOMEM
+                return -Errno.ENOMEM
         bo = Bo(gpu, size, holders={node}, ranges=[node])
         self.bos.append(bo)
         node.bo, node.has_bo = bo, True

@@ -51,8 +51,6 @@ class KernelRules:
     reserves_vram: bool = True
     #: start + size past 2**64 is EOVERFLOW; else the address check says EFAULT.
     overflow_check: bool = True
-    #: vram_pages counts pages collected for a move, not pages that moved.
-    counts_collected: bool = False
     #: An eviction of a VRAM object is reported as an event (synchronous in the memory manager).
     reports_eviction: bool = True
 
@@ -64,7 +62,6 @@ KERNELS: dict[str, KernelRules] = {
         remap_test="last",
         no_access_unmaps=False,
         mapped_per_gpu=False,
-        counts_collected=True,
         reports_eviction=False,
     ),
     "6.1": KernelRules(

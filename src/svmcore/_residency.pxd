@@ -1,0 +1,116 @@
+# cython: language_level=3
+"""Where each page is: 512-bit masks a 2 MiB block, made when a page is first touched.
+
+Invariant: a page is in at most one of: system memory, the memory of one GPU.
+Invariant: a mask line belongs to exactly one (block, tag); blocks are found
+through a directory of 1 GiB groups, so untouched space costs nothing.
+
+Free functions; those that may allocate return -1 when memory runs out and have
+changed nothing, the others cannot fail. Pages are inclusive.
+"""
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #ifndef SVMCORE_BITS
+    #define SVMCORE_BITS
+    #if defined(_MSC_VER)
+    #include <intrin.h>
+    static __inline unsigned svm_ctz64(unsigned long long x)
+    { unsigned long i; _BitScanForward64(&i, x); return (unsigned)i; }
+    #else
+    static inline unsigned svm_ctz64(unsigned long long x) { return (unsigned)__builtin_ctzll(x); }
+    #endif
+    /* No popcnt instruction at the baseline of the wheels: count in parallel instead. */
+    static inline unsigned svm_popcount64(unsigned long long x)
+    {
+        x = x - ((x >> 1) & 0x5555555555555555ULL);
+        x = (x & 0x3333333333333333ULL) + ((x >> 2) & 0x3333333333333333ULL);
+        x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+        return (unsigned)((x * 0x0101010101010101ULL) >> 56);
+    }
+    #endif
+    """
+    unsigned int ctz64 "svm_ctz64"(uint64_t x) noexcept nogil
+    unsigned int popcount64 "svm_popcount64"(uint64_t x) noexcept nogil
+
+# What a mask line says of its pages; the tag is kind << 8 | GPU index.
+cdef enum mask_kind:
+    MASK_SYSTEM = 0      # populated in system memory
+    MASK_PINNED = 1      # cannot move
+    MASK_VRAM = 2        # in the memory of the GPU
+    MASK_MAPPED = 3      # in the page tables of the GPU
+    MASK_READ_ONLY = 4   # mapped there without write permission
+
+cdef struct line_t:
+    uint64_t w[8]
+
+# One 64-byte cache line: which mask lines a 2 MiB block has.
+cdef struct block_t:
+    uint64_t number      # page >> 9
+    uint32_t more        # next header of the same block when 8 lines are not enough; 0 = none
+    uint16_t n           # lines in use here
+    uint16_t pad
+    uint16_t tags[8]
+    uint32_t lines[8]    # line numbers
+
+cdef struct residency_t:
+    block_t* blocks      # [0] unused
+    uint32_t nblocks
+    uint32_t cap_blocks
+    line_t* lines        # [0] unused
+    uint32_t nlines
+    uint32_t cap_lines
+    uint32_t* tables     # 512 block numbers a group
+    uint64_t* keys       # group number of each table
+    uint32_t ngroups
+    uint32_t cap_groups
+    uint32_t* slots      # hash of group number -> table + 1
+    uint32_t nslots      # power of two
+    uint64_t last_group  # most recent look-up: group number and its table + 1
+    uint32_t last_table
+
+cdef residency_t* res_new() noexcept nogil
+cdef void res_free(residency_t* r) noexcept nogil
+cdef uint64_t res_nbytes(const residency_t* r) noexcept nogil
+
+# Make every block of [first, last] exist with room for `lines` more mask lines each.
+cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lines) noexcept nogil
+
+# Pages of the mask in [first, last].
+cdef uint64_t res_count(residency_t* r, uint32_t tag, uint64_t first, uint64_t last) noexcept nogil
+# Pages in any GPU's memory.
+cdef uint64_t res_count_vram(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
+# Is any page populated, wherever it is?
+cdef bint res_any_present(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
+# Pages that could move into a GPU's memory; *absent = the first of them that is
+# nowhere yet, or last + 1.
+cdef uint64_t res_count_movable(residency_t* r, uint64_t first, uint64_t last,
+                                uint64_t* absent) noexcept nogil
+# Move them (reserve 1 line first); returns how many moved.
+cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil
+# Move pages that are in the memory of the GPUs of the mask and not pinned to system memory;
+# returns how many moved, -1 when memory runs out.
+cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last) noexcept nogil
+# Populate in system memory what is in no GPU's memory (reserve 1 line first).
+cdef void res_populate(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
+# First page in the memory of a GPU outside the mask; False when there is none.
+cdef bint res_first_foreign(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last,
+                            uint64_t* page) noexcept nogil
+# Page table entries of a GPU (reserve 2 lines before res_map).
+cdef void res_map(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
+                  bint writable) noexcept nogil
+cdef void res_unmap(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil
+# First page that the GPU cannot access that way; False when all are mapped.
+cdef bint res_first_unmapped(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
+                             bint write, uint64_t* page) noexcept nogil
+# Last page of the run that starts at first and is all in, or all outside, GPU memory.
+cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last, bint* in_vram) noexcept nogil
+cdef int res_pin(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
+cdef void res_unpin_all(residency_t* r) noexcept nogil
+# The memory goes: every mask of the pages is cleared.
+cdef void res_drop(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
+# Where one page is: -1 absent, 0 system, 1 + i GPU i.
+cdef int res_where(residency_t* r, uint64_t page) noexcept nogil
+# Invariants: 0 = sound, else the number of the broken rule.
+cdef int res_check(residency_t* r) noexcept nogil

@@ -1,0 +1,222 @@
+# cython: language_level=3
+"""The KFD SVM driver's decisions, compiled: one process on one node.
+
+Invariant: the tree maps each range's notifier interval to its record; a range's
+own bounds lie inside it and are shorter only while unmap work is pending.
+Invariant: a GPU is in at most one of a range's access and in-place sets.
+Invariant: pages in GPU memory belong to the object that their range holds.
+"""
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from .._faults cimport MAX_GPUS, engine_t
+from .._ranges cimport ranges_t
+
+# best[] of an attribute set: 0 system memory, 1 + i GPU i, or:
+cdef enum:
+    BEST_BY_ACTUAL = 254   # follows the pages: where they are if the GPU reaches it
+    BEST_NONE = 255        # no access
+
+# One interned set of attributes; ranges with equal attributes share it.
+cdef struct attrs_t:
+    uint32_t preferred     # location: 0, 0xffffffff or a GPU id
+    uint32_t prefetch
+    uint32_t flags
+    uint32_t granularity
+    uint64_t access        # bit a GPU
+    uint64_t aip
+    uint32_t hash
+    uint32_t next          # next set of the same hash bucket
+    uint8_t best[MAX_GPUS] # best restore location by faulting GPU
+
+cdef enum range_bits:
+    RANGE_HAS_BO = 1       # holds a reference to its VRAM object
+    RANGE_DONE = 2         # mapping_done
+    RANGE_ON_BO = 4        # on its object's list
+    RANGE_LINKED = 8       # on the process's list
+
+# One driver range.
+cdef struct range_t:
+    uint64_t start         # first page
+    uint64_t last          # last page, inclusive
+    uint64_t mapped        # GPUs with it in their page tables (6.x: 0 or 1)
+    uint64_t validate_ns   # last successful mapping; 0 = never
+    uint64_t vram_pages    # pages in GPU memory
+    uint32_t attrs         # attribute set
+    uint32_t bo            # VRAM object, 0 = no pointer
+    uint32_t bo_serial     # the pointer is dead when the object's serial differs
+    uint32_t list_prev     # process list
+    uint32_t list_next
+    uint32_t bo_prev       # object's list, eviction order
+    uint32_t bo_next
+    uint32_t side          # rare state, 0 = none
+    uint32_t invalid       # invalidations waiting for the restore work
+    uint8_t actual         # 0 system memory, 1 + i GPU i may hold pages
+    uint8_t bits           # range_bits
+
+cdef enum pending_t:
+    PENDING_NONE = 0
+    PENDING_UNMAP = 1
+    PENDING_NOTIFIER = 2
+    PENDING_ADD = 3
+
+# Rare state of a range, in a table of its own.
+cdef struct side_t:
+    uint64_t needs_unmap   # GPUs that lost access in this call
+    uint32_t first_child
+    uint32_t last_child
+    uint32_t next_child
+    uint8_t pending        # pending_t
+    uint8_t is_child
+    uint8_t deferred       # on the deferred list
+
+# One VRAM object.
+cdef struct bo_t:
+    uint64_t npages        # size: the range's at the first move
+    uint64_t pages         # pages in use
+    uint64_t sequence      # order of creation over the whole node
+    uint32_t holders       # ranges with a reference
+    uint32_t first         # list of ranges
+    uint32_t serial        # changes when the number is used again
+    uint32_t prev          # objects in creation order
+    uint32_t next
+    uint8_t gpu
+    uint8_t alive
+
+cdef struct gpu_t:
+    uint64_t vram_pages
+    uint64_t owner_peers   # GPUs of the same owner (hive, else device)
+    uint64_t reach         # GPUs on the same device or in the same hive
+    uint32_t id
+    uint32_t device
+    uint8_t prefers_system
+    uint8_t svm
+    uint8_t coherent
+
+cdef struct span_t:
+    uint64_t first
+    uint64_t last
+
+# Switches of a driver version, see policies.kernels.KernelRules.
+cdef struct rules_t:
+    bint window_migration
+    bint cpu_fault_splits
+    bint prefetch_same_is_noop
+    bint prefetch_failure_is_error
+    bint mapping_error_stops
+    uint8_t remap_test     # 0 never, 1 from last, 2 from last + 1
+    bint same_needs_mapping
+    bint access_remaps_with_xnack
+    bint no_access_unmaps
+    bint mapped_per_gpu
+    bint stale_by_timestamp
+    bint again_counted
+    bint reserves_vram
+    bint overflow_check
+    bint reports_eviction
+
+# Memory of the node's devices, shared by its processes.
+cdef struct node_t:
+    uint64_t used[MAX_GPUS]      # pages of living objects
+    uint64_t sequence            # next object's
+    void* processes[64]          # kfd_t of each process
+    uint32_t nprocesses
+
+cdef struct fault_t:
+    int32_t ret
+    uint8_t reason
+    uint8_t best           # processor code; 255 = not decided
+    bint migration
+    bint vram_fallback
+    bint unregistered
+    bint counted
+    uint64_t first         # window
+    uint64_t last
+
+cdef struct access_t:
+    int32_t ret            # 0 or a negative errno
+    uint8_t reason         # of the end: REASON_OK or why it is fatal
+    uint8_t best           # where the last fault was served from, processor code; 255 none
+    uint32_t faults        # served
+    uint32_t duplicates    # dropped deliveries
+    uint64_t remote        # page touches answered from another memory
+    uint64_t moved         # pages that moved
+    uint64_t page          # page of a fatal end
+
+cdef struct kfd_t:
+    engine_t* engine
+    node_t* node
+    ranges_t* tree
+    ranges_t* vmas
+    range_t* ranges        # [0] unused
+    uint32_t nranges
+    uint32_t cap_ranges
+    uint32_t free_range    # list through list_next
+    uint32_t live_ranges
+    side_t* sides          # [0] unused
+    uint32_t nsides
+    uint32_t cap_sides
+    uint32_t free_side     # list through next_child
+    attrs_t* sets          # [0] unused
+    uint32_t nsets
+    uint32_t cap_sets
+    uint32_t set_buckets[256]
+    uint32_t default_set   # attributes of a new range in the present mode
+    bo_t* bos              # [0] unused
+    uint32_t nbos
+    uint32_t cap_bos
+    uint32_t free_bo       # list through next
+    uint32_t first_bo
+    uint32_t last_bo
+    uint32_t list_head
+    uint32_t list_tail
+    uint32_t* deferred
+    uint32_t ndeferred
+    uint32_t cap_deferred
+    gpu_t gpus[MAX_GPUS]
+    uint32_t ngpus
+    uint64_t supported
+    rules_t rules
+    bint xnack
+    bint evict_on_full
+    bint draining
+    bint restore_pending
+    uint64_t restore_ns    # when the restore work is due
+    uint64_t evicted_ranges
+    uint32_t granularity
+    uint64_t max_pages
+    uint64_t checkpoint_ts[MAX_GPUS]
+    uint64_t ring_ts[MAX_GPUS]
+    uint64_t ring_set      # GPUs whose ring holds an entry
+    span_t* buffers
+    uint32_t nbuffers
+    uint32_t cap_buffers
+    span_t* userptrs
+    uint32_t nuserptrs
+    uint32_t cap_userptrs
+    uint32_t fail_vram
+    uint32_t fail_limit
+    uint32_t fail_copy
+    uint32_t fail_hmm
+    uint8_t state          # process_state
+    uint32_t vma_code      # most recent mapping looked up
+    uint64_t vma_first
+    uint64_t vma_last
+
+cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexcept nogil
+cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
+cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+                   fault_t* out) noexcept nogil
+cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
+                     access_t* out) noexcept nogil
+cdef void kfd_step(kfd_t* p) noexcept nogil
+cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
+
+cdef class KfdProcess:
+    cdef kfd_t* p
+    cdef object __weakref__
+    cdef readonly tuple gpus
+    cdef readonly object rules
+    cdef readonly object node
+    cdef dict index
+    cdef public bint refused
+    cdef object result

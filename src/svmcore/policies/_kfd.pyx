@@ -1,0 +1,2660 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The KFD SVM driver's decisions, compiled; ``reference.KfdReference`` is its twin.
+
+Owns the ranges, VRAM objects and pending work of one process. Every function
+mirrors one of the reference, in the same order, so that the two can be read
+side by side; section numbers are those of ``docs/explain/kfd.md``. Errors are
+negative errnos. One thread at a time uses a process, and the processes of one
+node.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from .._faults cimport (
+    EVENT_EVICT_OBJECT,
+    EVENT_FILTER,
+    EVENT_HANG,
+    EVENT_MAP,
+    EVENT_MIGRATE,
+    EVENT_QUEUE,
+    EVENT_UNMAP,
+    EVENT_WARN,
+    MAX_GPUS,
+    REASON_BUS_ERROR,
+    REASON_DRAINING,
+    REASON_DUPLICATE,
+    REASON_MAP_FAILED,
+    REASON_MIGRATE_FAILED,
+    REASON_MM_GONE,
+    REASON_NEVER_RESOLVES,
+    REASON_NO_ACCESS,
+    REASON_NO_MAPPING,
+    REASON_NO_NODE,
+    REASON_NO_PROCESS,
+    REASON_NO_RANGE,
+    REASON_NO_SVM,
+    REASON_NONE,
+    REASON_OK,
+    REASON_PERMISSION,
+    REASON_RETRY_LATER,
+    REASON_SKIP_RECOVER,
+    REASON_STALE,
+    REASON_VMA_GONE,
+    REASON_XNACK_OFF,
+    TRIGGER_CPU_FAULT,
+    TRIGGER_EVICTION,
+    TRIGGER_GPU_FAULT,
+    TRIGGER_PREFETCH,
+    UNMAP_FROM_CPU,
+    UNMAP_NOTIFY,
+    UNMAP_NOTIFY_MIGRATE,
+    engine_free,
+    engine_log,
+    engine_map,
+    engine_move_in,
+    engine_move_out,
+    engine_moved,
+    engine_new,
+    engine_t,
+    engine_unmap,
+    event_t,
+    fault_window,
+    trigger_t,
+    unmap_t,
+)
+from .._ranges cimport (
+    range_entry_t,
+    ranges_assign,
+    ranges_begin,
+    ranges_check,
+    ranges_commit,
+    ranges_find,
+    ranges_free,
+    ranges_nbytes,
+    ranges_new,
+    ranges_next,
+    ranges_rollback,
+    ranges_t,
+    ranges_work,
+    ranges_work_t,
+)
+from .._residency cimport (
+    MASK_VRAM,
+    ctz64,
+    popcount64,
+    res_any_present,
+    res_check,
+    res_count,
+    res_count_movable,
+    res_count_vram,
+    res_drop,
+    res_first_foreign,
+    res_first_unmapped,
+    res_nbytes,
+    res_pin,
+    res_populate,
+    res_reserve,
+    res_unpin_all,
+    res_where,
+)
+from .._types cimport (
+    E_ACCES,
+    E_ADDRINUSE,
+    E_AGAIN,
+    E_DEADLK,
+    E_EXIST,
+    E_FAULT,
+    E_INVAL,
+    E_IO,
+    E_LOOP,
+    E_NOENT,
+    E_NOMEM,
+    E_NOSPC,
+    E_OVERFLOW,
+    E_PERM,
+)
+
+from .._faults import REASONS
+from ..errors import InvalidArgumentError, OutOfMemoryError
+from .kernels import kernel_rules
+from .outcome import Outcome
+
+cdef enum:
+    DUPLICATE_WINDOW_NS = 2000000
+    RESTORE_DELAY_NS = 1000000
+    MIGRATION_ROUNDS = 3
+    RETRIES = 16           # deliveries of one access without progress before it is fatal
+    BLOCK = 512
+    NOWHERE = 255
+    LOCATION_UNDEFINED = 0xffffffffU
+    GRANULARITY_MAX = 0x3f
+    DEFAULT_FLAGS = 3
+    FLAG_GPU_RO = 8
+    FLAG_ALWAYS_MAPPED = 0x40
+
+cdef enum attribute_t:
+    ATTR_PREFERRED = 0
+    ATTR_PREFETCH = 1
+    ATTR_ACCESS = 2
+    ATTR_AIP = 3
+    ATTR_NO_ACCESS = 4
+    ATTR_SET_FLAGS = 5
+    ATTR_CLR_FLAGS = 6
+    ATTR_GRANULARITY = 7
+
+cdef enum process_state:
+    STATE_RUNNING
+    STATE_NO_PROCESS
+    STATE_NO_NODE
+    STATE_MM_GONE
+    STATE_DRAINING
+
+# A mapping's code in the map of VMAs: 1 + (protection | kind << 2).
+cdef enum vma_bits:
+    PROT_READ = 1
+    PROT_WRITE = 2
+    KIND_ANON = 0
+    KIND_FILE = 1
+    KIND_HEAP = 2
+    KIND_STACK = 3
+    KIND_IO = 4
+    KIND_PFNMAP = 5
+
+KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
+TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
+UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
+WARNINGS = ("bo_not_last_ref",)
+STATES = ("", "no_process", "no_node", "mm_gone", "drain_pagefaults")
+
+cdef struct attr_t:
+    uint32_t kind
+    uint32_t value
+
+# A growing list of range numbers.
+cdef struct list_t:
+    uint32_t* v
+    uint32_t n
+    uint32_t cap
+
+
+cdef bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
+    """Room for *want* items, a half more than now at least; False when memory runs out."""
+    cdef uint64_t size = <uint64_t>cap[0] + (cap[0] >> 1) + 16
+    cdef void* moved
+    if want <= cap[0]:
+        return True
+    if size < want:
+        size = want
+    if size > 0xfffffff0U:
+        return False
+    moved = realloc(array[0], size * item)
+    if moved == NULL:
+        return False
+    array[0] = moved
+    cap[0] = <uint32_t>size
+    return True
+
+
+cdef inline bint list_push(list_t* a, uint32_t value) noexcept nogil:
+    if not more(<void**>&a.v, &a.cap, <uint64_t>a.n + 1, sizeof(uint32_t)):
+        return False
+    a.v[a.n] = value
+    a.n += 1
+    return True
+
+
+# ---- records ----------------------------------------------------------------------------
+
+cdef inline attrs_t* attrs_of(kfd_t* p, uint32_t node) noexcept nogil:
+    return p.sets + p.ranges[node].attrs
+
+
+cdef inline uint64_t present_ns(kfd_t* p) noexcept nogil:
+    return p.engine.now + <uint64_t>p.engine.cost_ns
+
+
+cdef inline void settle(kfd_t* p) noexcept nogil:
+    """What the operation cost so far has passed."""
+    p.engine.now += <uint64_t>p.engine.cost_ns
+    p.engine.cost_ns = 0
+
+
+cdef bint reserve_ranges(kfd_t* p, uint64_t count) noexcept nogil:
+    """Room for new records and their rare state, so that what follows cannot fail."""
+    return more(<void**>&p.ranges, &p.cap_ranges, p.nranges + count, sizeof(range_t)) and more(
+        <void**>&p.sides, &p.cap_sides, p.nsides + count, sizeof(side_t)
+    )
+
+
+cdef uint32_t new_range(kfd_t* p, uint64_t start, uint64_t last) noexcept nogil:
+    """A record with default attributes; room is reserved."""
+    cdef uint32_t node = p.free_range
+    cdef range_t* r
+    if node:
+        p.free_range = p.ranges[node].list_next
+    else:
+        node = p.nranges
+        p.nranges += 1
+    r = p.ranges + node
+    memset(r, 0, sizeof(range_t))
+    r.start = start
+    r.last = last
+    r.attrs = p.default_set
+    p.live_ranges += 1
+    return node
+
+
+cdef void free_range(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef uint32_t side = p.ranges[node].side
+    if side:
+        p.sides[side].next_child = p.free_side
+        p.free_side = side
+    p.ranges[node].side = 0
+    p.ranges[node].list_next = p.free_range
+    p.free_range = node
+    p.live_ranges -= 1
+
+
+cdef side_t* side_of(kfd_t* p, uint32_t node) noexcept nogil:
+    """The rare state, made when missing; room is reserved."""
+    cdef uint32_t side = p.ranges[node].side
+    if side == 0:
+        side = p.free_side
+        if side:
+            p.free_side = p.sides[side].next_child
+        else:
+            side = p.nsides
+            p.nsides += 1
+        memset(p.sides + side, 0, sizeof(side_t))
+        p.ranges[node].side = side
+    return p.sides + side
+
+
+cdef inline uint8_t pending_of(kfd_t* p, uint32_t node) noexcept nogil:
+    return p.sides[p.ranges[node].side].pending
+
+
+cdef inline bint is_child(kfd_t* p, uint32_t node) noexcept nogil:
+    return p.sides[p.ranges[node].side].is_child
+
+
+cdef inline uint32_t first_child(kfd_t* p, uint32_t node) noexcept nogil:
+    return p.sides[p.ranges[node].side].first_child
+
+
+cdef inline uint32_t next_child(kfd_t* p, uint32_t node) noexcept nogil:
+    return p.sides[p.ranges[node].side].next_child
+
+
+cdef void list_append(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    r.list_prev = p.list_tail
+    r.list_next = 0
+    if p.list_tail:
+        p.ranges[p.list_tail].list_next = node
+    else:
+        p.list_head = node
+    p.list_tail = node
+    r.bits |= RANGE_LINKED
+
+
+cdef void list_remove(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    if r.list_prev:
+        p.ranges[r.list_prev].list_next = r.list_next
+    else:
+        p.list_head = r.list_next
+    if r.list_next:
+        p.ranges[r.list_next].list_prev = r.list_prev
+    else:
+        p.list_tail = r.list_prev
+    r.bits &= ~RANGE_LINKED
+
+
+# ---- attribute sets ---------------------------------------------------------------------
+
+cdef int gpu_index(kfd_t* p, uint32_t location) noexcept nogil:
+    cdef uint32_t i
+    for i in range(p.ngpus):
+        if p.gpus[i].id == location:
+            return <int>i
+    return -1
+
+
+cdef void decide(kfd_t* p, attrs_t* a) noexcept nogil:
+    """Best restore location by faulting GPU (section 10.1), once a set."""
+    cdef uint32_t g
+    cdef int preferred = gpu_index(p, a.preferred)
+    for g in range(p.ngpus):
+        if p.gpus[g].prefers_system or a.preferred == 0:
+            a.best[g] = 0
+        elif preferred >= 0 and (p.gpus[g].reach >> preferred & 1):
+            a.best[g] = <uint8_t>(1 + preferred)
+        elif a.access >> g & 1:
+            a.best[g] = <uint8_t>(1 + g)
+        elif a.aip >> g & 1:
+            a.best[g] = BEST_BY_ACTUAL
+        else:
+            a.best[g] = BEST_NONE
+
+
+cdef inline uint32_t mix(uint32_t h, uint64_t v) noexcept nogil:
+    v = (v ^ h) * <uint64_t>0x9E3779B97F4A7C15U
+    return <uint32_t>(v ^ v >> 32)
+
+
+cdef bint reserve_sets(kfd_t* p, uint64_t count) noexcept nogil:
+    return more(<void**>&p.sets, &p.cap_sets, p.nsets + count, sizeof(attrs_t))
+
+
+cdef uint32_t intern(kfd_t* p, attrs_t* a) noexcept nogil:
+    """Number of the set with these attributes; room is reserved."""
+    cdef uint32_t h = mix(0, a.preferred), i
+    cdef attrs_t* s
+    h = mix(h, a.prefetch)
+    h = mix(h, a.flags)
+    h = mix(h, a.granularity)
+    h = mix(h, a.access)
+    h = mix(h, a.aip)
+    i = p.set_buckets[h & 255]
+    while i:
+        s = p.sets + i
+        if (
+            s.hash == h
+            and s.preferred == a.preferred
+            and s.prefetch == a.prefetch
+            and s.flags == a.flags
+            and s.granularity == a.granularity
+            and s.access == a.access
+            and s.aip == a.aip
+        ):
+            return i
+        i = s.next
+    i = p.nsets
+    p.nsets += 1
+    p.sets[i] = a[0]
+    p.sets[i].hash = h
+    p.sets[i].next = p.set_buckets[h & 255]
+    p.set_buckets[h & 255] = i
+    decide(p, p.sets + i)
+    return i
+
+
+cdef int set_defaults(kfd_t* p) noexcept nogil:
+    """Attributes of a new range in the present XNACK mode."""
+    cdef attrs_t a
+    if not reserve_sets(p, 1):
+        return -E_NOMEM
+    memset(&a, 0, sizeof(a))
+    a.preferred = LOCATION_UNDEFINED
+    a.prefetch = LOCATION_UNDEFINED
+    a.flags = DEFAULT_FLAGS
+    a.granularity = p.granularity
+    a.access = p.supported if p.xnack else 0
+    p.default_set = intern(p, &a)
+    return 0
+
+
+# ---- CPU mappings -----------------------------------------------------------------------
+
+cdef inline uint32_t vma_at(kfd_t* p, uint64_t page, uint64_t* last) noexcept nogil:
+    """Code of the mapping at the page, 0 without one; *last = its last page."""
+    cdef range_entry_t e
+    if not p.vma_first <= page <= p.vma_last:
+        ranges_find(p.vmas, page, &e)
+        p.vma_first = e.first
+        p.vma_last = e.last
+        p.vma_code = e.value
+    last[0] = p.vma_last
+    return p.vma_code
+
+
+cdef inline void forget_vma(kfd_t* p) noexcept nogil:
+    p.vma_first = 1
+    p.vma_last = 0
+
+
+cdef inline bint vma_readable(uint32_t code) noexcept nogil:
+    return (code - 1) & PROT_READ
+
+
+cdef inline bint vma_writable(uint32_t code) noexcept nogil:
+    return (code - 1) & PROT_WRITE != 0
+
+
+cdef inline uint32_t vma_kind(uint32_t code) noexcept nogil:
+    return (code - 1) >> 2
+
+
+cdef inline bint vma_device(uint32_t code) noexcept nogil:
+    return vma_kind(code) >= KIND_IO
+
+
+cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexcept nogil:
+    cdef range_entry_t e
+    if ranges_next(p.vmas, first, &e) and e.first <= last:
+        return -E_EXIST
+    forget_vma(p)
+    return -E_NOMEM if ranges_assign(p.vmas, first, last, code) else 0
+
+
+# ---- VRAM objects (sections 2, 15, 19) ----------------------------------------------------
+
+cdef inline bint bo_alive(kfd_t* p, uint32_t node) noexcept nogil:
+    """Does the range's pointer lead to a living object?"""
+    cdef range_t* r = p.ranges + node
+    return r.bo != 0 and p.bos[r.bo].alive and p.bos[r.bo].serial == r.bo_serial
+
+
+cdef void bo_unlist(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    if not r.bits & RANGE_ON_BO:
+        return
+    if r.bo_prev:
+        p.ranges[r.bo_prev].bo_next = r.bo_next
+    else:
+        p.bos[r.bo].first = r.bo_next
+    if r.bo_next:
+        p.ranges[r.bo_next].bo_prev = r.bo_prev
+    r.bits &= ~RANGE_ON_BO
+
+
+cdef void bo_enlist(kfd_t* p, uint32_t node) noexcept nogil:
+    """Enter the object's list at its head."""
+    cdef range_t* r = p.ranges + node
+    r.bo_prev = 0
+    r.bo_next = p.bos[r.bo].first
+    if r.bo_next:
+        p.ranges[r.bo_next].bo_prev = node
+    p.bos[r.bo].first = node
+    r.bits |= RANGE_ON_BO
+
+
+cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
+    """An object that no range and no page refers to dies; pointers to it die too."""
+    cdef bo_t* bo = p.bos + number
+    cdef uint32_t node
+    if not bo.alive or bo.holders or bo.pages:
+        return
+    node = bo.first
+    while node:
+        p.ranges[node].bits &= ~RANGE_ON_BO
+        node = p.ranges[node].bo_next
+    p.node.used[bo.gpu] -= bo.npages
+    if bo.prev:
+        p.bos[bo.prev].next = bo.next
+    else:
+        p.first_bo = bo.next
+    if bo.next:
+        p.bos[bo.next].prev = bo.prev
+    else:
+        p.last_bo = bo.prev
+    bo.alive = False
+    bo.serial += 1
+    bo.next = p.free_bo
+    p.free_bo = number
+
+
+cdef void bo_drop(kfd_t* p, uint32_t node) noexcept nogil:
+    """Give the reference back; the pointer stays until the object dies."""
+    cdef range_t* r = p.ranges + node
+    if r.bits & RANGE_HAS_BO:
+        r.bits &= ~RANGE_HAS_BO
+        p.bos[r.bo].holders -= 1
+        bo_reap(p, r.bo)
+
+
+cdef void bo_forget(kfd_t* p, uint32_t node) noexcept nogil:
+    if bo_alive(p, node):
+        bo_unlist(p, node)
+    p.ranges[node].bits &= ~RANGE_ON_BO
+    p.ranges[node].bo = 0
+
+
+cdef void bo_pages_left(kfd_t* p, uint32_t node, uint64_t pages) noexcept nogil:
+    """Pages of the range's object are gone."""
+    if pages and bo_alive(p, node):
+        p.bos[p.ranges[node].bo].pages -= pages
+        bo_reap(p, p.ranges[node].bo)
+
+
+cdef void release(kfd_t* p, uint32_t node) noexcept nogil:
+    """A range goes away for good."""
+    bo_drop(p, node)
+    bo_forget(p, node)
+    free_range(p, node)
+
+
+cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
+    """Memory pressure: every range on the object's list leaves it (section 15)."""
+    cdef uint32_t serial = p.bos[number].serial, node, following, rounds
+    p.engine.counters.evictions += 1
+    if p.rules.reports_eviction:
+        engine_log(p.engine, EVENT_EVICT_OBJECT, p.bos[number].npages, 0,
+                   <uint8_t>(1 + p.bos[number].gpu), 0, 0,
+                   p.gpus[p.bos[number].gpu].device)
+    node = p.bos[number].first
+    p.bos[number].first = 0
+    following = node
+    while following:
+        p.ranges[following].bits &= ~RANGE_ON_BO
+        following = p.ranges[following].bo_next
+    while node:
+        following = p.ranges[node].bo_next
+        for rounds in range(MIGRATION_ROUNDS):
+            if p.ranges[node].actual == 0:
+                break
+            if vram_to_ram(p, node, p.ranges[node].start, p.ranges[node].last, TRIGGER_EVICTION):
+                break
+        if p.ranges[node].actual == 0:
+            bo_drop(p, node)
+            p.ranges[node].bo = 0
+        node = following
+    if p.bos[number].alive and p.bos[number].serial == serial:
+        engine_log(p.engine, EVENT_WARN, 0, 0, 0, 0, 0, 0)
+
+
+cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
+    cdef uint32_t number = p.first_bo
+    while number and p.bos[number].gpu != gpu:
+        number = p.bos[number].next
+    return number
+
+
+cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
+    """Evict the node's oldest objects on a GPU, one by one, until *size* pages fit."""
+    cdef uint32_t i, number, victim
+    cdef kfd_t* q
+    cdef kfd_t* owner
+    cdef double before
+    while p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
+        if not p.evict_on_full:
+            return -E_NOMEM
+        owner = NULL
+        victim = 0
+        for i in range(p.node.nprocesses):
+            q = <kfd_t*>p.node.processes[i]
+            number = oldest_bo(q, gpu)
+            if number and (
+                owner == NULL or q.bos[number].sequence < owner.bos[victim].sequence
+            ):
+                owner = q
+                victim = number
+        if owner == NULL:
+            return -E_NOMEM
+        if owner.engine.now < p.engine.now:
+            owner.engine.now = p.engine.now
+        before = owner.engine.cost_ns
+        bo_evict(owner, victim)
+        if owner != p:
+            # The process that needs the room waits for it.
+            p.engine.cost_ns += owner.engine.cost_ns - before
+            owner.engine.cost_ns = before
+        if owner.bos[victim].alive:
+            return -E_NOMEM
+    return 0
+
+
+cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
+    """A reference to an object on the GPU: the living one that the range knows, or a new one."""
+    cdef uint32_t number
+    cdef bo_t* bo
+    cdef range_t* r = p.ranges + node
+    cdef int error
+    if bo_alive(p, node) and p.bos[r.bo].gpu == gpu:
+        if not r.bits & RANGE_HAS_BO:
+            r.bits |= RANGE_HAS_BO
+            p.bos[r.bo].holders += 1
+        return 0
+    bo_drop(p, node)
+    bo_forget(p, node)
+    if p.fail_vram:
+        p.fail_vram -= 1
+        return -E_NOMEM
+    error = make_room(p, gpu, size)
+    if error:
+        return error
+    number = p.free_bo
+    if number:
+        p.free_bo = p.bos[number].next
+    else:
+        if not more(<void**>&p.bos, &p.cap_bos, <uint64_t>p.nbos + 1, sizeof(bo_t)):
+            return -E_NOMEM
+        number = p.nbos
+        p.nbos += 1
+        p.bos[number].serial = 0
+    bo = p.bos + number
+    bo.npages = size
+    bo.pages = 0
+    bo.sequence = p.node.sequence
+    p.node.sequence += 1
+    bo.holders = 1
+    bo.first = 0
+    bo.gpu = <uint8_t>gpu
+    bo.alive = True
+    bo.prev = p.last_bo
+    bo.next = 0
+    if p.last_bo:
+        p.bos[p.last_bo].next = number
+    else:
+        p.first_bo = number
+    p.last_bo = number
+    p.node.used[gpu] += size
+    r.bo = number
+    r.bo_serial = bo.serial
+    r.bits |= RANGE_HAS_BO
+    bo_enlist(p, node)
+    return 0
+
+
+# ---- notifier (sections 11, 13) -----------------------------------------------------------
+
+cdef inline uint64_t mapped_gpus(kfd_t* p, uint32_t node) noexcept nogil:
+    if p.rules.mapped_per_gpu:
+        return p.ranges[node].mapped
+    return attrs_of(p, node).access | attrs_of(p, node).aip if p.ranges[node].mapped else 0
+
+
+cdef void unmap_gpus(kfd_t* p, uint32_t node, uint64_t gpus, uint64_t first, uint64_t last,
+                     unmap_t why) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    engine_unmap(p.engine, gpus, first, last, why)
+    if first == r.start and last == r.last:
+        if p.rules.mapped_per_gpu:
+            r.mapped &= ~gpus
+        else:
+            r.mapped = 0
+            r.bits &= ~RANGE_DONE
+
+
+cdef inline void notify_piece(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
+                              unmap_t why) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    if r.start > first:
+        first = r.start
+    if r.last < last:
+        last = r.last
+    if first <= last:
+        unmap_gpus(p, node, mapped_gpus(p, node), first, last, why)
+
+
+cdef void notify_node(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
+                      unmap_t why) noexcept nogil:
+    """An event other than unmap on a range of the tree (section 11)."""
+    cdef uint32_t child
+    cdef bint mapped
+    if p.xnack and not attrs_of(p, node).flags & FLAG_ALWAYS_MAPPED:
+        child = first_child(p, node)
+        while child:
+            notify_piece(p, child, first, last, why)
+            child = next_child(p, child)
+        notify_piece(p, node, first, last, why)
+        return
+    mapped = p.ranges[node].mapped != 0
+    child = first_child(p, node)
+    while child and not mapped:
+        mapped = p.ranges[child].mapped != 0
+        child = next_child(p, child)
+    if mapped:
+        p.ranges[node].invalid += 1
+        p.evicted_ranges += 1
+        if p.evicted_ranges == 1:
+            p.engine.counters.queue_evictions += 1
+            engine_log(p.engine, EVENT_QUEUE, 0, 0, 0, 0, 0, 0)
+            p.restore_pending = True
+            p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
+
+
+cdef void notify(kfd_t* p, uint64_t first, uint64_t last, unmap_t why) noexcept nogil:
+    cdef range_entry_t e
+    cdef uint64_t page = first
+    while ranges_next(p.tree, page, &e) and e.first <= last:
+        notify_node(p, e.value, first, last, why)
+        if e.last >= last:
+            return
+        page = e.last + 1
+
+
+cdef inline void notify_migration(kfd_t* p, uint32_t node, uint64_t first,
+                                  uint64_t last) noexcept nogil:
+    if is_child(p, node):
+        notify(p, first, last, UNMAP_NOTIFY_MIGRATE)
+    else:
+        notify_node(p, node, first, last, UNMAP_NOTIFY_MIGRATE)
+
+
+cdef void take_checkpoints(kfd_t* p) noexcept nogil:
+    cdef uint64_t gpus = p.supported & p.ring_set
+    cdef uint32_t gpu
+    while gpus:
+        gpu = ctz64(gpus)
+        gpus &= gpus - 1
+        p.checkpoint_ts[gpu] = p.ring_ts[gpu]
+
+
+# ---- splitting (section 6.2) --------------------------------------------------------------
+
+cdef uint32_t clone(kfd_t* p, uint32_t node) noexcept nogil:
+    """All of a range but its time stamp and its invalidations; room is reserved."""
+    cdef uint32_t copy = new_range(p, p.ranges[node].start, p.ranges[node].last)
+    cdef range_t* r = p.ranges + node
+    cdef range_t* c = p.ranges + copy
+    c.mapped = r.mapped
+    c.vram_pages = r.vram_pages
+    c.attrs = r.attrs
+    c.actual = r.actual
+    c.bits = r.bits & RANGE_DONE
+    if r.bits & RANGE_HAS_BO:
+        c.bo = r.bo
+        c.bo_serial = r.bo_serial
+        c.bits |= RANGE_HAS_BO
+        p.bos[c.bo].holders += 1
+        bo_enlist(p, copy)
+    return copy
+
+
+cdef void recount(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    # Pages in GPU memory are only where an object is held.
+    r.vram_pages = (
+        res_count_vram(p.engine.res, r.start, r.last) if r.bits & RANGE_HAS_BO else 0
+    )
+
+
+cdef uint32_t cut_head(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
+    """Cut off what lies before *start*; the range keeps the rest."""
+    cdef uint32_t piece = clone(p, node)
+    p.ranges[piece].last = start - 1
+    p.ranges[node].start = start
+    recount(p, piece)
+    recount(p, node)
+    return piece
+
+
+cdef uint32_t cut_tail(kfd_t* p, uint32_t node, uint64_t last) noexcept nogil:
+    """Cut off what lies behind *last*; the range keeps the rest."""
+    cdef uint32_t piece = clone(p, node)
+    p.ranges[piece].start = last + 1
+    p.ranges[node].last = last
+    recount(p, piece)
+    recount(p, node)
+    return piece
+
+
+cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
+    """A cut at *start* breaks a 2 MiB mapping."""
+    cdef uint64_t low = (p.ranges[node].start + BLOCK - 1) // BLOCK * BLOCK
+    cdef uint64_t high = (p.ranges[node].last + (p.rules.remap_test == 2)) // BLOCK * BLOCK
+    return p.rules.remap_test and low < start < high and start % BLOCK != 0
+
+
+# ---- migration (section 10.4) -------------------------------------------------------------
+
+cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
+                     trigger_t trigger) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t page = first, end, count, moved = 0
+    cdef uint32_t gpu, code
+    cdef int error = 0
+    if r.actual == 0:
+        return 0
+    gpu = r.actual - 1
+    while page <= last:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            error = -E_FAULT
+            break
+        if end > last:
+            end = last
+        notify_migration(p, node, page, end)
+        count = 0
+        if p.fail_copy:
+            p.fail_copy -= 1
+            error = -E_IO
+            engine_moved(p.engine, page, end, <uint8_t>(1 + gpu), 0, trigger, 0)
+        elif engine_move_out(p.engine, gpu, p.gpus[gpu].owner_peers, page, end, trigger, &count):
+            error = -E_NOMEM
+        moved += count
+        if error or end == last:
+            break
+        page = end + 1
+    r.vram_pages -= moved
+    bo_pages_left(p, node, moved)
+    if r.vram_pages == 0 and r.bits & RANGE_HAS_BO:
+        r.actual = 0
+        bo_drop(p, node)
+    return error
+
+
+cdef int move_in(kfd_t* p, uint32_t node, uint32_t gpu, uint32_t code, uint64_t first,
+                 uint64_t last, trigger_t trigger, uint64_t* moved) noexcept nogil:
+    """One mapping's piece of a move to GPU memory."""
+    cdef uint64_t absent
+    cdef int error = 0
+    moved[0] = 0
+    if vma_device(code):
+        error = -E_INVAL
+    else:
+        if res_reserve(p.engine.res, first, last, 1):
+            return -E_NOMEM
+        notify_migration(p, node, first, last)
+        if p.fail_copy:
+            p.fail_copy -= 1
+            error = -E_IO
+    if error or vma_kind(code) == KIND_FILE:
+        engine_moved(p.engine, first, last, 0, <uint8_t>(1 + gpu), trigger, 0)
+        return error
+    if p.ranges[node].mapped or p.ranges[node].side:
+        # Pages made on the way raise a second event; nobody sees it unless it is mapped.
+        res_count_movable(p.engine.res, first, last, &absent)
+        if absent <= last:
+            notify_migration(p, node, absent, last)
+    engine_move_in(p.engine, gpu, first, last, trigger, moved)
+    return 0
+
+
+cdef int ram_to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t last,
+                     trigger_t trigger) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t size = r.last - r.start + 1, page = first, end, count, moved = 0
+    cdef uint32_t code
+    cdef int error
+    if p.rules.reserves_vram:
+        if p.fail_limit:
+            p.fail_limit -= 1
+            return -E_NOSPC
+        if size > p.gpus[gpu].vram_pages:
+            return -E_NOSPC
+    error = bo_get(p, node, gpu, size)
+    if error:
+        return error
+    while page <= last:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            break
+        if end > last:
+            end = last
+        error = move_in(p, node, gpu, code, page, end, trigger, &count)
+        moved += count
+        if error or end == last:
+            break
+        page = end + 1
+    p.bos[r.bo].pages += moved
+    if moved:
+        r.actual = <uint8_t>(1 + gpu)
+        r.vram_pages += moved
+    elif r.actual == 0:
+        bo_drop(p, node)
+    return error
+
+
+cdef int to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t last,
+                 trigger_t trigger) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    cdef uint32_t rounds
+    cdef int error
+    if r.actual != 0 and r.actual != 1 + gpu:
+        for rounds in range(MIGRATION_ROUNDS):
+            if r.actual == 0:
+                break
+            error = vram_to_ram(p, node, r.start, r.last, trigger)
+            if error:
+                return error
+        if r.actual != 0:
+            return -E_DEADLK
+    return ram_to_vram(p, node, gpu, first, last, trigger)
+
+
+# ---- mapping (section 9) --------------------------------------------------------------------
+
+cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
+    cdef attrs_t* a = attrs_of(p, node)
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t targets
+    if not p.xnack:
+        return a.access | a.aip
+    targets = a.aip
+    if p.rules.mapped_per_gpu:
+        targets |= r.mapped
+    if r.actual and a.access >> (r.actual - 1) & 1:
+        targets |= <uint64_t>1 << (r.actual - 1)
+    if targets == 0 and (
+        a.flags & FLAG_ALWAYS_MAPPED or (r.mapped and not p.rules.mapped_per_gpu)
+    ):
+        targets = a.access
+    return targets
+
+
+cdef int map_piece(kfd_t* p, uint32_t node, uint32_t code, uint64_t first, uint64_t last,
+                   uint64_t targets, uint64_t owner) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t page
+    cdef uint32_t gpu
+    cdef bint writable, held
+    if vma_device(code):
+        return -E_FAULT
+    if res_reserve(p.engine.res, first, last, 1 + 2 * popcount64(targets)):
+        return -E_NOMEM
+    held = r.bits & RANGE_HAS_BO != 0
+    if (
+        held
+        and not owner >> p.bos[r.bo].gpu & 1
+        and res_first_foreign(p.engine.res, owner, first, last, &page)
+    ):
+        if page > first:
+            res_populate(p.engine.res, first, page - 1)
+        engine_log(p.engine, EVENT_HANG, page, page, 0, 0, 0, 0)
+        return -E_AGAIN
+    res_populate(p.engine.res, first, last)
+    if p.fail_hmm:
+        p.fail_hmm -= 1
+        return -E_AGAIN
+    if first_child(p, node):
+        return -E_AGAIN
+    writable = vma_writable(code) and not attrs_of(p, node).flags & FLAG_GPU_RO
+    while targets:
+        gpu = ctz64(targets)
+        targets &= targets - 1
+        if held and not p.gpus[gpu].reach >> p.bos[r.bo].gpu & 1:
+            continue
+        engine_map(p.engine, gpu, first, last, writable)
+        if p.rules.mapped_per_gpu:
+            r.mapped |= <uint64_t>1 << gpu
+    return 0
+
+
+cdef int map_gpus(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
+                  uint64_t targets) noexcept nogil:
+    """Validate and map the pages on the GPUs; targets 0 does nothing."""
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t page = first, end, owner
+    cdef uint32_t code
+    cdef int error
+    if targets == 0:
+        return 0
+    owner = p.gpus[ctz64(targets)].owner_peers
+    if targets & ~owner:
+        owner = 0
+    while page <= last:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            return -E_FAULT
+        if end > last:
+            end = last
+        if vma_readable(code):
+            error = map_piece(p, node, code, page, end, targets, owner)
+            if p.rules.mapped_per_gpu:
+                if error == 0 and end == last:
+                    r.bits |= RANGE_DONE
+                else:
+                    r.bits &= ~RANGE_DONE
+            elif error == 0 and end == last:
+                r.bits |= RANGE_DONE
+                r.mapped = 1
+            if error:
+                return error
+        if end == last:
+            break
+        page = end + 1
+    r.validate_ns = present_ns(p)
+    return 0
+
+
+# ---- faults (section 10) ----------------------------------------------------------------------
+
+cdef uint32_t kfd_find(kfd_t* p, uint64_t page) noexcept nogil:
+    """The range (or pending child) that holds the page; 0 without one."""
+    cdef range_entry_t e
+    cdef uint32_t child
+    ranges_find(p.tree, page, &e)
+    if e.value == 0 or p.ranges[e.value].start <= page <= p.ranges[e.value].last:
+        return e.value
+    child = first_child(p, e.value)
+    while child and not p.ranges[child].start <= page <= p.ranges[child].last:
+        child = next_child(p, child)
+    return child
+
+
+cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* last,
+                    uint64_t page, bint* inside) noexcept nogil:
+    """Memory of the other interface in the block: one page only, or a failure (section 12)."""
+    cdef uint32_t i
+    for i in range(n):
+        if spans[i].first <= last[0] and first[0] <= spans[i].last:
+            inside[0] = spans[i].first <= page <= spans[i].last
+            first[0] = page
+            last[0] = page
+            return True
+    return False
+
+
+cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept nogil:
+    """A fault on a page without a range (section 12)."""
+    cdef range_entry_t hole
+    cdef uint64_t first, last, vma_last
+    cdef uint32_t code = vma_at(p, page, &vma_last), node
+    cdef bint inside = False
+    cdef attrs_t a
+    error[0] = -E_FAULT
+    if code == 0:
+        return 0
+    ranges_find(p.tree, page, &hole)
+    if hole.value:
+        return 0
+    if hole.first < p.vma_first:
+        hole.first = p.vma_first
+    if hole.last > vma_last:
+        hole.last = vma_last
+    fault_window(page, p.granularity, hole.first, hole.last, &first, &last)
+    if not hits_span(p.buffers, p.nbuffers, &first, &last, page, &inside):
+        hits_span(p.userptrs, p.nuserptrs, &first, &last, page, &inside)
+    if inside:
+        return 0
+    error[0] = -E_NOMEM
+    if not reserve_ranges(p, 1) or not reserve_sets(p, 1):
+        return 0
+    node = new_range(p, first, last)
+    if ranges_assign(p.tree, first, last, node):
+        free_range(p, node)
+        return 0
+    if vma_kind(code) == KIND_HEAP or vma_kind(code) == KIND_STACK:
+        a = p.sets[p.default_set]
+        a.preferred = 0
+        p.ranges[node].attrs = intern(p, &a)
+    list_append(p, node)
+    return node
+
+
+cdef int fault_migrate(kfd_t* p, uint32_t node, uint8_t best, uint64_t first, uint64_t last,
+                       fault_t* out) noexcept nogil:
+    """The fault's migration (section 10.3)."""
+    cdef uint8_t actual = p.ranges[node].actual
+    cdef int error
+    if best == actual and (best == 0 or not p.rules.window_migration):
+        return 0
+    if best == 0:
+        error = vram_to_ram(p, node, first, last, TRIGGER_GPU_FAULT)
+    else:
+        error = to_vram(p, node, best - 1, first, last, TRIGGER_GPU_FAULT)
+        if error:
+            out.vram_fallback = True
+            error = 0
+            actual = p.ranges[node].actual
+            if actual != 0 and actual != best:
+                error = vram_to_ram(p, node, first, last, TRIGGER_GPU_FAULT)
+    out.migration = error == 0
+    return error
+
+
+cdef int fault_end(fault_t* out, int ret, uint8_t reason, bint counted) noexcept nogil:
+    out.ret = ret
+    out.reason = reason
+    out.counted = counted
+    return ret
+
+
+cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+                   fault_t* out) noexcept nogil:
+    """One delivery of a GPU page fault; order of decisions as in section 10."""
+    cdef int ret
+    memset(out, 0, sizeof(fault_t))
+    out.best = NOWHERE
+    ret = fault_decide(p, gpu, page, write, ts, out)
+    if out.counted and gpu >= 0:
+        p.engine.processors[1 + gpu].driver_faults += 1
+    if (
+        out.reason == REASON_STALE
+        or out.reason == REASON_SKIP_RECOVER
+        or out.reason == REASON_RETRY_LATER
+    ):
+        engine_log(p.engine, EVENT_FILTER, page, page, 0, <uint8_t>(1 + gpu), 0, 0)
+    return ret
+
+
+cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+                      fault_t* out) noexcept nogil:
+    cdef uint32_t node, code
+    cdef uint64_t age, end
+    cdef range_t* r
+    cdef uint8_t best
+    cdef int error = 0
+    if gpu >= 0 and not p.gpus[gpu].svm:
+        return fault_end(out, -E_FAULT, REASON_NO_SVM, False)
+    if p.state == STATE_NO_PROCESS:
+        return fault_end(out, 0, REASON_NO_PROCESS, False)
+    if p.state == STATE_DRAINING or p.draining:
+        return fault_end(out, 0, REASON_DRAINING, False)
+    if gpu < 0 or p.state == STATE_NO_NODE:
+        return fault_end(out, -E_FAULT, REASON_NO_NODE, False)
+    if not p.xnack:
+        return fault_end(out, -E_FAULT, REASON_XNACK_OFF, False)
+    if p.state == STATE_MM_GONE:
+        return fault_end(out, 0, REASON_MM_GONE, False)
+    if p.checkpoint_ts[gpu]:
+        age = (ts - p.checkpoint_ts[gpu]) & ((<uint64_t>1 << 48) - 1)
+        if age == 0 or age >> 47:
+            return fault_end(out, 0, REASON_STALE, False)
+        p.checkpoint_ts[gpu] = 0
+    node = kfd_find(p, page)
+    if node == 0:
+        out.unregistered = True
+        node = create_unregistered(p, page, &error)
+        if node == 0:
+            return fault_end(out, error, REASON_NO_RANGE, True)
+    r = p.ranges + node
+    if r.side and (pending_of(p, node) == PENDING_UNMAP or is_child(p, node)):
+        return fault_end(out, 0, REASON_SKIP_RECOVER, True)
+    if r.validate_ns and p.engine.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+        return fault_end(out, 0, REASON_DUPLICATE, True)
+    code = vma_at(p, page, &end)
+    if code == 0:
+        return fault_end(out, 0, REASON_VMA_GONE, True)
+    if not vma_readable(code) or (write and not vma_writable(code)):
+        return fault_end(out, -E_PERM, REASON_PERMISSION, True)
+    best = p.sets[r.attrs].best[gpu]
+    if best == BEST_BY_ACTUAL:
+        best = r.actual if r.actual and p.gpus[gpu].reach >> (r.actual - 1) & 1 else 0
+    if best == BEST_NONE:
+        return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
+    out.best = best
+    if p.rules.window_migration:
+        fault_window(page, p.sets[r.attrs].granularity, r.start, r.last, &out.first, &out.last)
+    else:
+        out.first = r.start
+        out.last = r.last
+    error = fault_migrate(p, node, best, out.first, out.last, out)
+    if error:
+        return fault_end(out, error, REASON_MIGRATE_FAILED, True)
+    error = map_gpus(p, node, out.first, out.last, <uint64_t>1 << gpu)
+    if error == -E_AGAIN:
+        return fault_end(out, 0, REASON_RETRY_LATER, p.rules.again_counted)
+    return fault_end(out, error, REASON_MAP_FAILED if error else REASON_OK, True)
+
+
+# ---- pending work (sections 11, 13) -------------------------------------------------------------
+
+cdef int deferred_node(kfd_t* p, uint32_t node) noexcept nogil:
+    """Pending work of one range; all of it, or nothing when memory runs out."""
+    cdef range_t* r = p.ranges + node
+    cdef range_entry_t e
+    cdef uint32_t child, following
+    cdef bint gone = pending_of(p, node) == PENDING_UNMAP
+    if ranges_begin(p.tree):
+        return -E_NOMEM
+    # The notifier interval is still the one before the cuts.
+    ranges_find(p.tree, r.start, &e)
+    if ranges_assign(p.tree, e.first, e.last, 0):
+        ranges_rollback(p.tree)
+        return -E_NOMEM
+    child = first_child(p, node)
+    while child:
+        if pending_of(p, child) == PENDING_ADD and ranges_assign(
+            p.tree, p.ranges[child].start, p.ranges[child].last, child
+        ):
+            ranges_rollback(p.tree)
+            return -E_NOMEM
+        child = next_child(p, child)
+    if not gone and ranges_assign(p.tree, r.start, r.last, node):
+        ranges_rollback(p.tree)
+        return -E_NOMEM
+    ranges_commit(p.tree)
+    child = first_child(p, node)
+    while child:
+        following = next_child(p, child)
+        if pending_of(p, child) == PENDING_UNMAP:
+            release(p, child)
+        else:
+            memset(p.sides + p.ranges[child].side, 0, sizeof(side_t))
+            list_append(p, child)
+        child = following
+    memset(p.sides + r.side, 0, sizeof(side_t))
+    if gone:
+        list_remove(p, node)
+        release(p, node)
+    return 0
+
+
+cdef int kfd_run_deferred(kfd_t* p) noexcept nogil:
+    """Deferred list work, in list order; -ENOMEM leaves the rest of it pending."""
+    cdef uint32_t i, done = 0
+    cdef int error = 0
+    while done < p.ndeferred:
+        error = deferred_node(p, p.deferred[done])
+        if error:
+            break
+        done += 1
+    if done:
+        for i in range(done, p.ndeferred):
+            p.deferred[i - done] = p.deferred[i]
+        p.ndeferred -= done
+    if p.ndeferred == 0:
+        p.draining = False
+    return error
+
+
+cdef void run_restore(kfd_t* p) noexcept nogil:
+    """Map what was invalidated, then let the queues run; else once more in 1 ms."""
+    cdef uint32_t node = p.list_head
+    cdef bint failed = False
+    if not p.restore_pending:
+        return
+    while node:
+        if p.ranges[node].invalid:
+            if map_gpus(p, node, p.ranges[node].start, p.ranges[node].last, map_set(p, node)):
+                failed = True
+            else:
+                p.ranges[node].invalid = 0
+        node = p.ranges[node].list_next
+    if failed:
+        p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
+        return
+    p.restore_pending = False
+    p.evicted_ranges = 0
+    p.engine.counters.queue_restores += 1
+    engine_log(p.engine, EVENT_QUEUE, 0, 0, 0, 0, 1, 0)
+
+
+cdef void kfd_step(kfd_t* p) noexcept nogil:
+    """Run what is due by now."""
+    if p.ndeferred:
+        kfd_run_deferred(p)
+    if p.restore_pending and p.engine.now >= p.restore_ns:
+        run_restore(p)
+
+
+# ---- munmap (section 13) --------------------------------------------------------------------------
+
+cdef void add_child(kfd_t* p, uint32_t parent, uint32_t child, uint8_t pending) noexcept nogil:
+    cdef side_t* s = side_of(p, child)
+    s.is_child = True
+    s.pending = pending
+    s = side_of(p, parent)
+    if s.last_child:
+        p.sides[p.ranges[s.last_child].side].next_child = child
+    else:
+        s.first_child = child
+    s.last_child = child
+
+
+cdef void unmap_piece(kfd_t* p, uint32_t parent, uint32_t piece, uint64_t first,
+                      uint64_t last) noexcept nogil:
+    cdef range_t* r = p.ranges + piece
+    cdef uint32_t middle, tail
+    if r.start > first:
+        first = r.start
+    if r.last < last:
+        last = r.last
+    if first > last:
+        return
+    # 7.3 asks the parent's bits even for a child (section 19.6).
+    unmap_gpus(p, piece, mapped_gpus(p, parent if p.rules.mapped_per_gpu else piece),
+               first, last, UNMAP_FROM_CPU)
+    if first == r.start and last == r.last:
+        if piece != parent:
+            side_of(p, piece).pending = PENDING_UNMAP
+    elif first > r.start:
+        tail = cut_tail(p, piece, last) if last < r.last else 0
+        middle = cut_tail(p, piece, first - 1)
+        add_child(p, parent, middle, PENDING_UNMAP)
+        if tail:
+            add_child(p, parent, tail, PENDING_ADD)
+    else:
+        add_child(p, parent, cut_head(p, piece, last + 1), PENDING_UNMAP)
+
+
+cdef void notify_unmap(kfd_t* p, uint32_t node, uint64_t first, uint64_t last) noexcept nogil:
+    cdef bint whole = first <= p.ranges[node].start and last >= p.ranges[node].last
+    cdef uint32_t child = first_child(p, node)
+    cdef side_t* s
+    take_checkpoints(p)
+    if not p.rules.stale_by_timestamp:
+        p.draining = True
+    while child:  # cuts append to this list
+        unmap_piece(p, node, child, first, last)
+        child = next_child(p, child)
+    unmap_piece(p, node, node, first, last)
+    s = side_of(p, node)
+    if not s.deferred:
+        s.deferred = True
+        p.deferred[p.ndeferred] = node
+        p.ndeferred += 1
+    if whole or s.pending != PENDING_UNMAP:
+        s.pending = PENDING_UNMAP if whole else PENDING_NOTIFIER
+
+
+cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil:
+    cdef range_entry_t e
+    cdef uint64_t page = first, nodes = 0, pieces = 0, low, high
+    cdef uint32_t piece
+    if not ranges_next(p.vmas, first, &e) or e.first > last:
+        return 0
+    while ranges_next(p.tree, page, &e) and e.first <= last:
+        nodes += 1
+        pieces += 1
+        piece = first_child(p, e.value)
+        while piece:
+            pieces += 1
+            piece = next_child(p, piece)
+        if e.last >= last:
+            break
+        page = e.last + 1
+    # A piece is cut in three at most, and a new child may be visited once more.
+    if not reserve_ranges(p, 4 * pieces) or not more(
+        <void**>&p.deferred, &p.cap_deferred, p.ndeferred + nodes, sizeof(uint32_t)
+    ):
+        return -E_NOMEM
+    if ranges_assign(p.vmas, first, last, 0):
+        return -E_NOMEM
+    forget_vma(p)
+    page = first
+    while ranges_next(p.tree, page, &e) and e.first <= last:
+        notify_unmap(p, e.value, first, last)
+        piece = e.value
+        while piece:
+            low = p.ranges[piece].start if p.ranges[piece].start > first else first
+            high = p.ranges[piece].last if p.ranges[piece].last < last else last
+            if low <= high:
+                bo_pages_left(p, piece, res_count_vram(p.engine.res, low, high))
+            piece = first_child(p, piece) if piece == e.value else next_child(p, piece)
+        if e.last >= last:
+            break
+        page = e.last + 1
+    res_drop(p.engine.res, first, last)
+    return 0
+
+
+# ---- the other events of the CPU side ---------------------------------------------------------------
+
+cdef int kfd_mprotect(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
+    """Protection changes; a hole stops it with ENOMEM, what lies before it stays changed."""
+    cdef uint64_t page = first, end
+    cdef uint32_t code
+    while page <= last:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            return -E_NOMEM
+        if end > last:
+            end = last
+        # Cut at the ends even where the protection is equal: an entry of its own.
+        if ranges_assign(p.vmas, page, end, 1 + (prot | vma_kind(code) << 2)):
+            return -E_NOMEM
+        forget_vma(p)
+        if (code - 1) & 3 != prot and res_any_present(p.engine.res, page, end):
+            notify(p, page, end, UNMAP_NOTIFY)
+        if end == last:
+            break
+        page = end + 1
+    return 0
+
+
+cdef void split_for_cpu(kfd_t* p, uint32_t node, uint64_t page, uint64_t first,
+                        uint64_t last) noexcept nogil:
+    """6.1: a CPU fault cuts the range at granularity borders (section 17); room is reserved."""
+    cdef range_entry_t e
+    cdef uint32_t parent
+    cdef bint cut = False
+    cdef side_t* s
+    ranges_find(p.tree, page, &e)
+    parent = e.value
+    if p.ranges[node].start < first:
+        add_child(p, parent, cut_head(p, node, first), PENDING_ADD)
+        cut = True
+    if p.ranges[node].last > last:
+        add_child(p, parent, cut_tail(p, node, last), PENDING_ADD)
+        cut = True
+    s = side_of(p, parent)
+    if cut and not s.deferred:
+        s.pending = PENDING_NOTIFIER
+        s.deferred = True
+        p.deferred[p.ndeferred] = parent
+        p.ndeferred += 1
+
+
+cdef int cpu_fault(kfd_t* p, uint64_t page) noexcept nogil:
+    """A CPU touch of a page in GPU memory: 0, or an errno where the process gets SIGBUS."""
+    cdef uint32_t node = kfd_find(p, page)
+    cdef range_t* r
+    cdef uint64_t first, last
+    if node == 0:
+        return -E_FAULT
+    if p.ranges[node].actual == 0:
+        return 0
+    if p.rules.cpu_fault_splits:
+        if not reserve_ranges(p, 4) or not more(
+            <void**>&p.deferred, &p.cap_deferred, <uint64_t>p.ndeferred + 1, sizeof(uint32_t)
+        ):
+            return -E_NOMEM
+    r = p.ranges + node
+    fault_window(page, attrs_of(p, node).granularity, r.start, r.last, &first, &last)
+    if p.rules.cpu_fault_splits:
+        split_for_cpu(p, node, page, first, last)
+    return vram_to_ram(p, node, first, last, TRIGGER_CPU_FAULT)
+
+
+cdef int kfd_cpu_access(kfd_t* p, uint64_t page) noexcept nogil:
+    """A CPU touch: 0, 2 for SIGBUS, -EFAULT without a mapping (section 14)."""
+    cdef uint64_t end
+    cdef int where
+    if vma_at(p, page, &end) == 0:
+        return -E_FAULT
+    where = res_where(p.engine.res, page)
+    if where <= 0:
+        if res_reserve(p.engine.res, page, page, 1):
+            return -E_NOMEM
+        res_populate(p.engine.res, page, page)
+        return 0
+    if p.gpus[where - 1].coherent:
+        return 0
+    return 2 if cpu_fault(p, page) else 0
+
+
+# ---- set_attr (sections 3 to 8) ------------------------------------------------------------------------
+
+cdef int check_ioctl(uint64_t addr, uint64_t size, uint32_t op) noexcept nogil:
+    return -E_INVAL if (addr | size) & 0xfff or addr == 0 or size == 0 or op > 1 else 0
+
+
+cdef int check_attributes(kfd_t* p, const attr_t* attrs, uint32_t n) noexcept nogil:
+    cdef uint32_t i, kind
+    cdef int gpu
+    for i in range(n):
+        kind = attrs[i].kind
+        if kind >= ATTR_SET_FLAGS and kind <= ATTR_GRANULARITY:
+            continue
+        if kind == ATTR_PREFERRED:
+            if attrs[i].value == 0 or attrs[i].value == LOCATION_UNDEFINED:
+                continue
+        elif kind == ATTR_PREFETCH:
+            if attrs[i].value == 0:
+                continue
+        elif kind > ATTR_GRANULARITY:
+            return -E_INVAL
+        gpu = gpu_index(p, attrs[i].value)
+        if gpu < 0 or not p.gpus[gpu].svm:
+            return -E_INVAL
+    return 0
+
+
+cdef int check_address(kfd_t* p, uint64_t addr, uint64_t size) noexcept nogil:
+    cdef uint64_t first = addr >> 12, last, page, end
+    cdef uint32_t code, i
+    if addr + size <= addr:  # the end wraps to 0 or beyond
+        return -E_OVERFLOW if p.rules.overflow_check else -E_FAULT
+    last = (addr + size - 1) >> 12
+    page = first
+    while True:
+        code = vma_at(p, page, &end)
+        if code == 0 or vma_device(code):
+            return -E_FAULT
+        if end >= last:
+            break
+        page = end + 1
+    for i in range(p.nbuffers):
+        if p.buffers[i].first <= last and first <= p.buffers[i].last:
+            return -E_ADDRINUSE
+    return 0
+
+
+cdef bint same_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
+    cdef attrs_t* a = attrs_of(p, node)
+    cdef uint32_t i, value, kind
+    cdef uint64_t bit
+    cdef bint same
+    for i in range(n):
+        kind = attrs[i].kind
+        value = attrs[i].value
+        bit = 0
+        if ATTR_ACCESS <= kind <= ATTR_NO_ACCESS:
+            bit = <uint64_t>1 << gpu_index(p, value)
+        if kind == ATTR_PREFERRED:
+            same = a.preferred == value
+        elif kind == ATTR_PREFETCH:
+            same = False
+        elif kind == ATTR_ACCESS:
+            same = a.access & bit != 0
+        elif kind == ATTR_AIP:
+            same = a.aip & bit != 0
+        elif kind == ATTR_NO_ACCESS:
+            same = (a.access | a.aip) & bit == 0
+        elif kind == ATTR_SET_FLAGS:
+            same = a.flags & value == value
+        elif kind == ATTR_CLR_FLAGS:
+            same = a.flags & value == 0
+        else:
+            same = a.granularity == value
+        if not same:
+            return False
+    return True
+
+
+cdef bint apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Store the attributes in order; True when the range must be mapped again."""
+    cdef attrs_t a = attrs_of(p, node)[0]
+    cdef uint32_t i, value, kind
+    cdef uint64_t bit
+    cdef bint remap = False
+    for i in range(n):
+        kind = attrs[i].kind
+        value = attrs[i].value
+        if kind == ATTR_PREFERRED:
+            a.preferred = value
+        elif kind == ATTR_PREFETCH:
+            a.prefetch = value
+        elif kind == ATTR_SET_FLAGS:
+            a.flags |= value
+            remap = True
+        elif kind == ATTR_CLR_FLAGS:
+            a.flags &= ~value
+            remap = True
+        elif kind == ATTR_GRANULARITY:
+            a.granularity = value if value < GRANULARITY_MAX else GRANULARITY_MAX
+        else:
+            bit = <uint64_t>1 << gpu_index(p, value)
+            if not p.xnack or p.rules.access_remaps_with_xnack:
+                remap = True
+            a.access &= ~bit
+            a.aip &= ~bit
+            if kind == ATTR_ACCESS:
+                a.access |= bit
+            elif kind == ATTR_AIP:
+                a.aip |= bit
+            elif p.ranges[node].mapped & bit and p.rules.no_access_unmaps:
+                side_of(p, node).needs_unmap |= bit
+    p.ranges[node].attrs = intern(p, &a)
+    return remap
+
+
+cdef int prefetch_range(kfd_t* p, uint32_t node, bint* migrated) noexcept nogil:
+    """The prefetch step (section 8)."""
+    cdef range_t* r = p.ranges + node
+    cdef attrs_t* a = attrs_of(p, node)
+    cdef uint32_t best = a.prefetch, target
+    cdef uint64_t sharers
+    cdef int error
+    migrated[0] = False
+    if best != 0 and best != LOCATION_UNDEFINED:
+        target = <uint32_t>gpu_index(p, best)
+        sharers = a.aip if p.xnack else a.access | a.aip
+        if p.gpus[target].prefers_system or sharers & ~p.gpus[target].reach:
+            best = 0
+    if best == LOCATION_UNDEFINED or (best == 0 and r.actual == 0):
+        return 0
+    if best == 0:
+        error = vram_to_ram(p, node, r.start, r.last, TRIGGER_PREFETCH)
+        migrated[0] = error == 0
+        return error
+    if p.rules.prefetch_same_is_noop and r.actual == 1 + target:
+        return 0
+    error = to_vram(p, node, target, r.start, r.last, TRIGGER_PREFETCH)
+    migrated[0] = error == 0
+    return error if p.rules.prefetch_failure_is_error else 0
+
+
+cdef int update_range(kfd_t* p, uint32_t node, bint remap_all) noexcept nogil:
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t gpus = p.sides[r.side].needs_unmap
+    cdef bint migrated
+    cdef int error
+    if gpus:
+        take_checkpoints(p)
+        unmap_gpus(p, node, gpus, r.start, r.last, UNMAP_FROM_CPU)
+        p.sides[r.side].needs_unmap = 0
+        if r.mapped == 0:
+            return 0
+    error = prefetch_range(p, node, &migrated)
+    if error:
+        return error
+    if migrated and r.mapped and (not p.xnack or attrs_of(p, node).flags & FLAG_ALWAYS_MAPPED):
+        return 0  # the restore work maps it
+    if not migrated and not remap_all:
+        return 0
+    return map_gpus(p, node, r.start, r.last, map_set(p, node))
+
+
+# Lists of one set_attr call (section 6); all are read from the end, where the driver has the head.
+cdef struct lists_t:
+    list_t update
+    list_t insert
+    list_t remove
+    list_t remap
+    list_t fresh
+
+
+cdef void lists_free(lists_t* l) noexcept nogil:
+    free(l.update.v)
+    free(l.insert.v)
+    free(l.remove.v)
+    free(l.remap.v)
+    free(l.fresh.v)
+
+
+cdef bint fill(kfd_t* p, lists_t* l, uint64_t first, uint64_t last) noexcept nogil:
+    """New ranges for a gap, cut at multiples of the largest size (section 6.1)."""
+    cdef uint64_t end
+    cdef uint32_t node
+    while True:
+        end = (first // p.max_pages + 1) * p.max_pages - 1
+        if end > last:
+            end = last
+        if not reserve_ranges(p, 1):
+            return False
+        node = new_range(p, first, end)
+        if not list_push(&l.fresh, node):
+            free_range(p, node)
+            return False
+        if not list_push(&l.update, node):
+            return False
+        if end == last:
+            return True
+        first = end + 1
+
+
+cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low, uint64_t last) noexcept nogil:
+    """A range that sticks out of the call's interval: work on a clone, cut at the ends."""
+    cdef uint32_t copy, head, tail
+    cdef bint again
+    # Everything that may fail comes before the first new record.
+    if (
+        not reserve_ranges(p, 3)
+        or not more(<void**>&l.insert.v, &l.insert.cap, <uint64_t>l.insert.n + 3, sizeof(uint32_t))
+        or not more(<void**>&l.remap.v, &l.remap.cap, <uint64_t>l.remap.n + 2, sizeof(uint32_t))
+        or not list_push(&l.remove, node)
+    ):
+        return False
+    copy = clone(p, node)
+    list_push(&l.insert, copy)
+    if p.ranges[copy].start < low:
+        again = cuts_huge(p, copy, low)
+        head = cut_head(p, copy, low)
+        list_push(&l.insert, head)
+        if again:
+            list_push(&l.remap, head)
+    if p.ranges[copy].last > last:
+        again = cuts_huge(p, copy, last + 1)
+        tail = cut_tail(p, copy, last)
+        list_push(&l.insert, tail)
+        if again:
+            list_push(&l.remap, tail)
+    return list_push(&l.update, copy)
+
+
+cdef bint collect(kfd_t* p, lists_t* l, uint64_t first, uint64_t last, const attr_t* attrs,
+                  uint32_t n) noexcept nogil:
+    """Split and fill: which ranges change, appear and go; False when memory runs out."""
+    cdef range_entry_t e
+    cdef uint64_t low = first, node_start, node_last
+    cdef uint32_t node
+    cdef bint settled
+    while ranges_next(p.tree, low, &e) and e.first <= last:
+        node = e.value
+        node_start = p.ranges[node].start
+        node_last = p.ranges[node].last
+        settled = p.ranges[node].bits & RANGE_DONE or not p.rules.same_needs_mapping
+        if not (settled and same_attributes(p, node, attrs, n)):
+            if node_start < low or node_last > last:
+                if not split_node(p, l, node, low, last):
+                    return False
+            elif not list_push(&l.update, node):
+                return False
+        if node_start > low and not fill(p, l, low, node_start - 1):
+            return False
+        if node_last >= last:
+            return True
+        low = node_last + 1
+    return fill(p, l, low, last)
+
+
+cdef bint swap_in(kfd_t* p, lists_t* l) noexcept nogil:
+    """The tree gets the new ranges for the old ones, all or nothing."""
+    cdef uint32_t i
+    cdef range_t* r
+    if ranges_begin(p.tree):
+        return False
+    for i in range(l.remove.n):
+        r = p.ranges + l.remove.v[i]
+        if ranges_assign(p.tree, r.start, r.last, 0):
+            ranges_rollback(p.tree)
+            return False
+    for i in range(l.insert.n):
+        r = p.ranges + l.insert.v[i]
+        if ranges_assign(p.tree, r.start, r.last, l.insert.v[i]):
+            ranges_rollback(p.tree)
+            return False
+    for i in range(l.fresh.n):
+        r = p.ranges + l.fresh.v[i]
+        if ranges_assign(p.tree, r.start, r.last, l.fresh.v[i]):
+            ranges_rollback(p.tree)
+            return False
+    ranges_commit(p.tree)
+    return True
+
+
+cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attrs, uint32_t n,
+                      uint32_t op, bint* refused) noexcept nogil:
+    cdef lists_t l
+    cdef uint32_t i
+    cdef int error, node_error
+    cdef bint remap_all = False
+    error = check_ioctl(addr, size, op)
+    if error == 0:
+        error = check_attributes(p, attrs, n)
+    refused[0] = error != 0
+    if error:
+        return error
+    error = kfd_run_deferred(p)
+    if error == 0:
+        error = check_address(p, addr, size)
+    if error:
+        return error
+    memset(&l, 0, sizeof(l))
+    if (
+        not collect(p, &l, addr >> 12, (addr + size - 1) >> 12, attrs, n)
+        or not reserve_sets(p, l.update.n)
+        or not reserve_ranges(p, l.update.n)
+        or not swap_in(p, &l)
+    ):
+        for i in range(l.insert.n):
+            release(p, l.insert.v[i])
+        for i in range(l.fresh.n):
+            release(p, l.fresh.v[i])
+        lists_free(&l)
+        return -E_NOMEM
+    for i in range(l.update.n, 0, -1):
+        remap_all |= apply_attributes(p, l.update.v[i - 1], attrs, n)
+    for i in range(l.remove.n):
+        list_remove(p, l.remove.v[i])
+        release(p, l.remove.v[i])
+    for i in range(l.fresh.n, 0, -1):
+        list_append(p, l.fresh.v[i - 1])
+    for i in range(l.insert.n, 0, -1):
+        list_append(p, l.insert.v[i - 1])
+    if not p.xnack and l.remap.n:
+        remap_all = True
+    error = 0
+    for i in range(l.update.n, 0, -1):
+        node_error = update_range(p, l.update.v[i - 1], remap_all)
+        if node_error:
+            error = node_error
+            if p.rules.mapping_error_stops:
+                lists_free(&l)
+                return error
+    for i in range(l.remap.n, 0, -1):
+        node_error = map_gpus(p, l.remap.v[i - 1], p.ranges[l.remap.v[i - 1]].start,
+                              p.ranges[l.remap.v[i - 1]].last, map_set(p, l.remap.v[i - 1]))
+        if node_error:
+            error = node_error
+    lists_free(&l)
+    return error
+
+
+# ---- accesses ------------------------------------------------------------------------------------------
+
+cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
+                         access_t* out) noexcept nogil:
+    """Mapped pages answer a GPU's touch; those elsewhere are remote."""
+    cdef uint64_t pages = last - first + 1
+    cdef uint64_t local = res_count(p.engine.res, MASK_VRAM << 8 | gpu, first, last)
+    p.engine.processors[1 + gpu].pages_touched += pages
+    if local < pages:
+        out.remote += pages - local
+        p.engine.processors[1 + gpu].remote_pages += pages - local
+        p.engine.cost_ns += p.engine.costs.remote_ns + (
+            p.engine.costs.remote_page_ns * <double>(pages - local)
+        )
+
+
+cdef bint wait_for_queues(kfd_t* p) noexcept nogil:
+    """Stopped queues run again once the restore work succeeds; False when it never does."""
+    cdef uint32_t tries = 0
+    while p.restore_pending:
+        if tries == RETRIES:
+            return False
+        tries += 1
+        settle(p)
+        if p.engine.now < p.restore_ns:
+            p.engine.now = p.restore_ns
+        run_restore(p)
+    return True
+
+
+cdef void fatal(access_t* out, uint64_t page, int ret, uint8_t reason) noexcept nogil:
+    out.page = page
+    out.ret = ret
+    out.reason = reason
+
+
+cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
+                     access_t* out) noexcept nogil:
+    cdef uint64_t page = first, stop
+    cdef uint32_t tries = 0
+    cdef fault_t f
+    while True:
+        if not wait_for_queues(p):
+            fatal(out, page, -E_AGAIN, REASON_RETRY_LATER)
+            return
+        if not res_first_unmapped(p.engine.res, gpu, page, last, write, &stop):
+            touched(p, gpu, page, last, out)
+            return
+        if stop > page:
+            touched(p, gpu, page, stop - 1, out)
+            page = stop
+            tries = 0
+        if not p.xnack:
+            fatal(out, page, -E_ACCES, REASON_XNACK_OFF)
+            return
+        settle(p)
+        if kfd_fault(p, <int>gpu, page, write, 0, &f):
+            p.engine.cost_ns += p.engine.costs.fault_ns
+            fatal(out, page, f.ret, f.reason)
+            return
+        if f.reason == REASON_DUPLICATE:
+            out.duplicates += 1
+            p.engine.processors[1 + gpu].duplicates += 1
+            p.engine.now = p.ranges[kfd_find(p, page)].validate_ns + DUPLICATE_WINDOW_NS
+            continue
+        p.engine.cost_ns += p.engine.costs.fault_ns
+        if f.reason == REASON_OK and (
+            not res_first_unmapped(p.engine.res, gpu, page, page, write, &stop)
+        ):
+            out.faults += 1
+            out.best = f.best
+            p.engine.processors[1 + gpu].faults += 1
+        elif p.ndeferred and kfd_run_deferred(p) == 0:
+            pass
+        elif f.reason == REASON_RETRY_LATER and tries < RETRIES:
+            tries += 1
+        elif not p.restore_pending:
+            fatal(out, page, -E_LOOP, REASON_NEVER_RESOLVES)
+            return
+
+
+cdef void cpu_touch(kfd_t* p, uint64_t first, uint64_t last, access_t* out) noexcept nogil:
+    """Pages of one mapping that need no fault: populate, count what is read in place."""
+    cdef uint64_t remote
+    res_populate(p.engine.res, first, last)
+    p.engine.processors[0].pages_touched += last - first + 1
+    remote = res_count_vram(p.engine.res, first, last)
+    if remote:
+        out.remote += remote
+        p.engine.processors[0].remote_pages += remote
+        p.engine.cost_ns += p.engine.costs.remote_ns + (
+            p.engine.costs.remote_page_ns * <double>remote
+        )
+
+
+cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
+                   access_t* out) noexcept nogil:
+    cdef uint64_t page = first, end, stop, coherent = 0
+    cdef uint32_t code, i
+    for i in range(p.ngpus):
+        if p.gpus[i].coherent:
+            coherent |= <uint64_t>1 << i
+    while True:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            fatal(out, page, -E_FAULT, REASON_NO_MAPPING)
+            return
+        if not vma_readable(code) or (write and not vma_writable(code)):
+            fatal(out, page, -E_PERM, REASON_PERMISSION)
+            return
+        if end > last:
+            end = last
+        if res_reserve(p.engine.res, page, end, 1):
+            fatal(out, page, -E_NOMEM, REASON_BUS_ERROR)
+            return
+        if res_first_foreign(p.engine.res, coherent, page, end, &stop):
+            if stop > page:
+                cpu_touch(p, page, stop - 1, out)
+                page = stop
+            settle(p)
+            p.engine.cost_ns += p.engine.costs.fault_ns
+            if cpu_fault(p, page) or res_where(p.engine.res, page) > 0:
+                fatal(out, page, -E_FAULT, REASON_BUS_ERROR)
+                return
+            out.faults += 1
+            out.best = 0
+            p.engine.processors[0].faults += 1
+            # 6.1 cuts ranges here; the pieces join the tree before the next fault.
+            if p.ndeferred:
+                kfd_run_deferred(p)
+            continue
+        cpu_touch(p, page, end, out)
+        if end == last:
+            return
+        page = end + 1
+
+
+cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
+                     access_t* out) noexcept nogil:
+    """A touch of [first, last] until it is served or fatal; processor 0 is the CPU, 1 + i GPU i.
+
+    The clock moves on by what the access waited for and cost.
+    """
+    cdef uint64_t moved = p.engine.counters.migrated_pages
+    memset(out, 0, sizeof(access_t))
+    out.best = NOWHERE
+    out.reason = REASON_OK
+    kfd_step(p)
+    if processor:
+        gpu_access(p, processor - 1, first, last, write, out)
+    else:
+        cpu_span(p, first, last, write, out)
+    settle(p)
+    if out.ret:
+        p.engine.processors[processor].fatal += 1
+    out.moved = p.engine.counters.migrated_pages - moved
+
+
+# ---- invariants ------------------------------------------------------------------------------------------
+
+cdef int kfd_check(kfd_t* p) noexcept nogil:
+    """0 = sound, else the number of the broken rule (see KfdProcess.check)."""
+    cdef range_entry_t e
+    cdef range_t* r
+    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages
+    cdef uint64_t used[MAX_GPUS]
+    cdef uint32_t node, number, i
+    if ranges_check(p.tree) or ranges_check(p.vmas):
+        return 1
+    if res_check(p.engine.res):
+        return 2
+    while ranges_next(p.tree, page, &e):
+        r = p.ranges + e.value
+        in_tree += 1
+        if not e.first <= r.start <= r.last <= e.last:
+            return 3
+        if attrs_of(p, e.value).access & attrs_of(p, e.value).aip:
+            return 4
+        if pending_of(p, e.value) == PENDING_NONE:
+            pages = res_count_vram(p.engine.res, r.start, r.last)
+            if r.vram_pages != pages:
+                return 5
+            if pages and not r.bits & RANGE_HAS_BO:
+                return 6
+        if e.last == <uint64_t>0xffffffffffffffffU:
+            break
+        page = e.last + 1
+    node = p.list_head
+    while node:
+        linked += 1
+        node = p.ranges[node].list_next
+    if linked != in_tree:
+        return 7
+    memset(used, 0, sizeof(used))
+    pages = 0
+    number = p.first_bo
+    while number:
+        used[p.bos[number].gpu] += p.bos[number].npages
+        pages += p.bos[number].pages
+        if p.bos[number].pages > p.bos[number].npages or not p.bos[number].alive:
+            return 8
+        number = p.bos[number].next
+    if pages != res_count_vram(p.engine.res, 0, <uint64_t>0xffffffffffffffffU):
+        return 9
+    for i in range(p.ngpus):
+        if used[i] > p.node.used[i] or p.node.used[i] > p.gpus[i].vram_pages:
+            return 10
+    return 0
+
+
+_RULES = (
+    "",
+    "range or mapping tree",
+    "page masks",
+    "range outside its notifier interval",
+    "a GPU both in access and in place",
+    "vram_pages differs from the pages in GPU memory",
+    "pages in GPU memory without an object",
+    "process list and tree differ",
+    "an object with more pages than its size",
+    "objects and page masks differ",
+    "GPU memory over capacity",
+)
+
+
+# ---- Python face ------------------------------------------------------------------------------------------
+
+cdef class Node:
+    """Device memory of one node, shared by its processes; made by the engine."""
+
+    cdef node_t n
+
+    def used(self, gpu):
+        """Pages of living VRAM objects on the GPU of this index."""
+        return self.n.used[<uint32_t>gpu]
+
+
+cdef class KfdProcess:
+    """One process under the KFD SVM driver, compiled.
+
+    Operations, in page numbers and errnos as the driver speaks them:
+
+    * mappings: :meth:`mmap`, :meth:`munmap`, :meth:`mprotect`, :meth:`invalidate`
+    * attributes: :meth:`set_attr`, :meth:`get_attr`
+    * faults and touches: :meth:`fault`, :meth:`access`, :meth:`cpu_access`
+    * memory pressure and pending work: :meth:`evict`, :meth:`run_deferred`,
+      :meth:`run_restore`, :meth:`step`
+    * views: :meth:`ranges`, :meth:`starts`, :meth:`pending`, :meth:`counters`,
+      :meth:`where`, :meth:`check`
+
+    An operation on vectors is bracketed by :meth:`begin` and :meth:`finish`.
+
+    Parameters
+    ----------
+    gpus : sequence of Gpu
+        GPUs of the process, at most 64; the position is the bit number.
+    xnack : bool
+        GPU page faults are retried (on) or fatal (off).
+    kernel : str
+        ``"7.3"``, ``"6.12"``, ``"6.1"`` or a point release of one.
+    max_svm_range_pages : int, optional
+        Largest range made at once; from the GPUs' memory when not given.
+    default_granularity : int
+        log2 pages, capped at 27.
+    evict_on_full : bool
+        A full VRAM evicts the oldest objects; else the allocation fails.
+    node : Node, optional
+        Device memory to share with other processes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a parameter is out of range or the kernel is not modelled.
+    OutOfMemoryError
+        If the state cannot be allocated.
+
+    Thread safety
+    -------------
+    One thread at a time uses a process, and the processes of one node.
+
+    Source
+    ------
+    AMD KFD SVM driver; conformance cases ``kfd_*``.
+    """
+
+    def __cinit__(self, gpus, *, xnack, kernel="7.3", max_svm_range_pages=None,
+                  default_granularity=9, evict_on_full=False, node=None, node_entries=0):
+        cdef Node shared = Node() if node is None else node
+        cdef kfd_t* p
+        gpus = tuple(gpus)
+        if len(gpus) > MAX_GPUS:
+            raise InvalidArgumentError(f"{len(gpus)} GPUs: expected at most {MAX_GPUS}")
+        if not 0 <= default_granularity <= 63:
+            raise InvalidArgumentError(
+                f"default granularity {default_granularity}: expected 0 to 63"
+            )
+        if shared.n.nprocesses == 64:
+            raise InvalidArgumentError("a node of 64 processes already: expected at most 64")
+        self.rules = kernel_rules(kernel)
+        self.gpus = gpus
+        self.node = shared
+        self.index = {gpu.id: i for i, gpu in enumerate(gpus)}
+        self.result = Outcome()
+        p = <kfd_t*>calloc(1, sizeof(kfd_t))
+        if p == NULL:
+            raise OutOfMemoryError("no memory for a process")
+        self.p = p
+        p.engine = engine_new()
+        p.tree = ranges_new(False, node_entries)
+        p.vmas = ranges_new(False, node_entries)
+        if p.engine == NULL or p.tree == NULL or p.vmas == NULL or not reserve_ranges(p, 16):
+            raise OutOfMemoryError("no memory for a process")
+        memset(p.sides, 0, sizeof(side_t))  # number 0: a range without rare state
+        p.nranges = p.nsides = p.nsets = p.nbos = 1
+        p.node = &shared.n
+        forget_vma(p)
+        take_rules(&p.rules, self.rules)
+        take_gpus(p, gpus, self.rules.apu_prefers_system)
+        p.xnack = xnack
+        p.evict_on_full = evict_on_full
+        p.granularity = min(default_granularity, 27) if self.rules.granularity_parameter else 9
+        p.max_pages = max_svm_range_pages or largest_range(gpus)
+        if set_defaults(p):
+            raise OutOfMemoryError("no memory for a process")
+        shared.n.processes[shared.n.nprocesses] = p
+        shared.n.nprocesses += 1
+
+    def __dealloc__(self):
+        cdef kfd_t* p = self.p
+        cdef uint32_t i, number
+        if p == NULL:
+            return
+        if p.node != NULL:
+            number = p.first_bo
+            while number:
+                p.node.used[p.bos[number].gpu] -= p.bos[number].npages
+                number = p.bos[number].next
+            for i in range(p.node.nprocesses):
+                if p.node.processes[i] == p:
+                    p.node.nprocesses -= 1
+                    p.node.processes[i] = p.node.processes[p.node.nprocesses]
+                    break
+        engine_free(p.engine)
+        ranges_free(p.tree)
+        ranges_free(p.vmas)
+        free(p.ranges)
+        free(p.sides)
+        free(p.sets)
+        free(p.bos)
+        free(p.deferred)
+        free(p.buffers)
+        free(p.userptrs)
+        free(p)
+
+    # ---- operations ----
+
+    def begin(self, t_ns):
+        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`."""
+        self.p.engine.now = t_ns
+        self.p.engine.cost_ns = 0
+        self.p.engine.nevents = 0
+        self.p.engine.recording = True
+        self.result = Outcome()
+        return self.result
+
+    def finish(self, ret=0):
+        """End the operation; its result with every effect in order."""
+        self.p.engine.recording = False
+        self.result.ret = ret
+        collect_events(self.p, self.gpus, self.result)
+        if self.p.engine.lost_events:
+            self.p.engine.lost_events = False
+            raise OutOfMemoryError("no memory for the event log of an operation")
+        return self.result
+
+    def mmap(self, first, last, prot="rw", kind="anon"):
+        """A CPU mapping appears; -EEXIST where one is already."""
+        return kfd_mmap(self.p, first, last, 1 + (prot_bits(prot) | KINDS.index(kind) << 2))
+
+    def munmap(self, first, last):
+        """CPU mappings go; ranges follow by deferred work (section 13)."""
+        return kfd_munmap(self.p, first, last)
+
+    def mprotect(self, first, last, prot):
+        """Protection changes; a hole stops it with -ENOMEM (section 19.4)."""
+        return kfd_mprotect(self.p, first, last, prot_bits(prot))
+
+    def invalidate(self, first, last):
+        """CPU page tables change without data loss."""
+        notify(self.p, first, last, UNMAP_NOTIFY)
+        return 0
+
+    def set_attr(self, addr, size, attrs, op=0):
+        """``KFD_IOCTL_SVM_OP_SET_ATTR`` on bytes ``[addr, addr + size)`` (sections 3 to 8).
+
+        Parameters
+        ----------
+        addr, size : int
+            Bytes, page aligned.
+        attrs : sequence of (type, value)
+            In the order given; the last one wins.
+        op : int
+            Operation number as the ioctl has it.
+
+        Returns
+        -------
+        int
+            0 or a negative errno. ``refused`` tells whether it ended before it
+            waited for pending work.
+        """
+        cdef uint32_t n = len(attrs), i
+        cdef attr_t* items = <attr_t*>calloc(n + 1, sizeof(attr_t))
+        cdef bint refused = False
+        cdef int ret
+        if items == NULL:
+            return -E_NOMEM
+        try:
+            for i in range(n):
+                items[i].kind = attrs[i][0]
+                items[i].value = attrs[i][1]
+            ret = kfd_set_attr(self.p, addr, size, items, n, op, &refused)
+        finally:
+            free(items)
+        self.refused = refused
+        return ret
+
+    def get_attr(self, addr, size, attrs):
+        """``KFD_IOCTL_SVM_OP_GET_ATTR`` (section 15b); the answers are in ``result.out``."""
+        cdef kfd_t* p = self.p
+        cdef range_entry_t e
+        cdef attrs_t* a
+        cdef uint64_t page, last, access, aip
+        cdef uint32_t set_flags, any_flags, preferred = 0, prefetch = 0, granularity, n = 0
+        cdef int error = check_ioctl(addr, size, 1)
+        if error == 0:
+            error = kfd_run_deferred(p)
+        if error == 0:
+            error = check_address(p, addr, size)
+        if error:
+            return error
+        for kind, _ in attrs:
+            if kind not in (0, 1, 2, 5, 6, 7):
+                return -E_INVAL
+        page = <uint64_t>addr >> 12
+        last = (<uint64_t>addr + <uint64_t>size - 1) >> 12
+        a = p.sets + p.default_set
+        access = p.supported if p.xnack else 0
+        aip = 0
+        set_flags = any_flags = DEFAULT_FLAGS
+        preferred = prefetch = LOCATION_UNDEFINED
+        granularity = p.granularity
+        while ranges_next(p.tree, page, &e) and e.first <= last:
+            a = attrs_of(p, e.value)
+            if n == 0:
+                access = aip = p.supported
+                set_flags = 0xffffffffU
+                any_flags = 0
+                preferred = a.preferred
+                prefetch = a.prefetch
+                granularity = a.granularity
+            n += 1
+            access &= a.access
+            aip &= a.aip
+            set_flags &= a.flags
+            any_flags |= a.flags
+            if a.preferred != preferred:
+                preferred = LOCATION_UNDEFINED
+            if a.prefetch != prefetch:
+                prefetch = LOCATION_UNDEFINED
+            if a.granularity < granularity:
+                granularity = a.granularity
+            if e.last >= last:
+                break
+            page = e.last + 1
+        simple = {
+            ATTR_PREFERRED: preferred,
+            ATTR_PREFETCH: prefetch,
+            ATTR_SET_FLAGS: set_flags,
+            ATTR_CLR_FLAGS: ~any_flags & 0xffffffffU,
+            ATTR_GRANULARITY: granularity,
+        }
+        out = []
+        for kind, value in attrs:
+            if kind in simple:
+                out.append((kind, simple[kind]))
+                continue
+            gpu = self.index.get(value)
+            if gpu is None:
+                return -E_INVAL
+            answer = ATTR_NO_ACCESS
+            if p.supported >> <uint32_t>gpu & 1:
+                if access >> <uint32_t>gpu & 1:
+                    answer = ATTR_ACCESS
+                elif aip >> <uint32_t>gpu & 1:
+                    answer = ATTR_AIP
+            out.append((answer, value))
+        self.result.out = out
+        return 0
+
+    def fault(self, gpu_id, page, write, ts=0):
+        """One delivery of a GPU page fault (section 10)."""
+        cdef fault_t f
+        cdef int ret = kfd_fault(self.p, self.index.get(gpu_id, -1), page, write, ts, &f)
+        result = self.result
+        result.reason = REASONS[f.reason]
+        result.unregistered = f.unregistered
+        result.vram_fallback = f.vram_fallback
+        result.migration = f.migration
+        if f.best != NOWHERE:
+            result.best_loc = location_id(self.gpus, f.best)
+            result.window = (f.first, f.last)
+        return ret
+
+    def access(self, processor, first, last, write):
+        """A touch of pages by a processor until it is served or fatal.
+
+        Parameters
+        ----------
+        processor : int
+            0 the CPU, 1 + i GPU i.
+        first, last : int
+            Pages, inclusive.
+        write : bool
+
+        Returns
+        -------
+        tuple
+            (ret, reason, faults, duplicates, remote page touches, page of a fatal end)
+        """
+        cdef access_t out
+        if not 0 <= processor <= self.p.ngpus:
+            raise InvalidArgumentError(
+                f"processor {processor}: expected 0 (CPU) to {self.p.ngpus}"
+            )
+        kfd_access(self.p, processor, first, last, write, &out)
+        return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
+
+    def cpu_access(self, page):
+        """A CPU touch: 0, 2 for SIGBUS, -EFAULT without a mapping (section 14)."""
+        return kfd_cpu_access(self.p, page)
+
+    def evict(self, page):
+        """Memory pressure evicts the VRAM object of the range at *page*; -2 without one."""
+        cdef uint32_t node = kfd_find(self.p, page)
+        if node == 0 or not self.p.ranges[node].bits & RANGE_HAS_BO:
+            return -E_NOENT
+        bo_evict(self.p, self.p.ranges[node].bo)
+        return 0
+
+    def inject(self, what, n):
+        """The next *n* steps of a kind fail, or the process is in a state until reset."""
+        if what == "vram_fail":
+            self.p.fail_vram = n
+        elif what == "limit_fail":
+            self.p.fail_limit = n
+        elif what == "copy_fail":
+            self.p.fail_copy = n
+        elif what == "hmm_retry":
+            self.p.fail_hmm = n
+        else:
+            self.p.state = STATES.index(what) if n else STATE_RUNNING
+        return 0
+
+    def set_xnack(self, on):
+        """Switch the mode: ranges keep their bits, future defaults and rules change."""
+        self.p.xnack = on
+        if set_defaults(self.p):
+            raise OutOfMemoryError("no memory for an attribute set")
+
+    def add_buffer(self, first, last):
+        """Memory of the ordinary memory API lies at these pages."""
+        add_span(&self.p.buffers, &self.p.nbuffers, &self.p.cap_buffers, first, last)
+
+    def add_userptr(self, first, last):
+        """These pages are registered through the other API."""
+        add_span(&self.p.userptrs, &self.p.nuserptrs, &self.p.cap_userptrs, first, last)
+
+    def pin(self, first, last):
+        """These pages cannot move."""
+        if res_pin(self.p.engine.res, first, last):
+            raise OutOfMemoryError("no memory for the mask of pinned pages")
+
+    def unpin(self):
+        """Every page can move again."""
+        res_unpin_all(self.p.engine.res)
+
+    def set_ring(self, gpu_id, ts, pending):
+        """State of a GPU's retry-fault ring: its newest entry, or empty."""
+        cdef uint32_t gpu = self.index[gpu_id]
+        self.p.ring_ts[gpu] = ts
+        if pending:
+            self.p.ring_set |= <uint64_t>1 << gpu
+        else:
+            self.p.ring_set &= ~(<uint64_t>1 << gpu)
+
+    def run_deferred(self):
+        """Deferred list work, in list order (section 13)."""
+        return kfd_run_deferred(self.p)
+
+    def run_restore(self):
+        """Restore work: map what was invalidated, then let the queues run (section 11)."""
+        run_restore(self.p)
+        return 0
+
+    def step(self, t_ns):
+        """Move the clock to *t_ns* and run what is due by then."""
+        if t_ns > self.p.engine.now:
+            self.p.engine.now = t_ns
+        kfd_step(self.p)
+
+    # ---- views ----
+
+    @property
+    def now(self):
+        """Modelled time, ns."""
+        return self.p.engine.now
+
+    @property
+    def xnack(self):
+        """Whether GPU page faults are retried."""
+        return bool(self.p.xnack)
+
+    @property
+    def restore_pending(self):
+        """Whether the restore work is waiting."""
+        return bool(self.p.restore_pending)
+
+    @property
+    def next_event_ns(self):
+        """Time of the next pending work, None without any."""
+        if self.p.ndeferred:
+            return self.p.engine.now
+        return self.p.restore_ns if self.p.restore_pending else None
+
+    @property
+    def nbytes(self):
+        """Memory held, bytes."""
+        cdef kfd_t* p = self.p
+        return (
+            sizeof(kfd_t)
+            + ranges_nbytes(p.tree)
+            + ranges_nbytes(p.vmas)
+            + res_nbytes(p.engine.res)
+            + <uint64_t>p.cap_ranges * sizeof(range_t)
+            + <uint64_t>p.cap_sides * sizeof(side_t)
+            + <uint64_t>p.cap_sets * sizeof(attrs_t)
+            + <uint64_t>p.cap_bos * sizeof(bo_t)
+        )
+
+    def __len__(self):
+        """Number of ranges."""
+        return self.p.live_ranges
+
+    def ranges(self, first=0, last=0xffffffffffffffff):
+        """Ranges that overlap ``[first, last]`` in address order, vector field order."""
+        cdef kfd_t* p = self.p
+        cdef range_entry_t e
+        cdef range_t* r
+        cdef attrs_t* a
+        cdef uint64_t page = first, stop = last
+        nodes = []
+        lowest = {}
+        while ranges_next(p.tree, page, &e) and e.first <= stop:
+            r = p.ranges + e.value
+            nodes.append((r.start, e.value))
+            if e.last >= stop:
+                break
+            page = e.last + 1
+        nodes.sort()
+        rows = []
+        for start, node in nodes:
+            r = p.ranges + <uint32_t>node
+            a = p.sets + r.attrs
+            held = -1
+            if r.bits & RANGE_HAS_BO:
+                held = lowest.setdefault(r.bo, r.start)
+            rows.append((
+                r.start, r.last, a.preferred, a.prefetch, location_id(self.gpus, r.actual),
+                a.granularity, a.flags, a.access, a.aip, r.mapped, r.vram_pages,
+                int(r.bits & RANGE_DONE != 0), r.validate_ns // 1000,
+                res_count_vram(p.engine.res, r.start, r.last), held,
+            ))
+        return rows
+
+    def find(self, page):
+        """Row of the range at *page* (see :meth:`ranges`), None without one."""
+        cdef uint32_t node = kfd_find(self.p, page)
+        if node == 0:
+            return None
+        start = self.p.ranges[node].start
+        rows = self.ranges(page, page)
+        return rows[0] if rows and rows[0][0] == start else None
+
+    def starts(self):
+        """Range starts in the order of the process's list."""
+        cdef uint32_t node = self.p.list_head
+        out = []
+        while node:
+            out.append(self.p.ranges[node].start)
+            node = self.p.ranges[node].list_next
+        return out
+
+    def pending(self):
+        """Deferred work not yet run: each entry, then its children."""
+        cdef kfd_t* p = self.p
+        cdef uint32_t i, child
+        names = ("", "unmap", "update_notifier", "add")
+        rows = []
+        for i in range(p.ndeferred):
+            rows.append(piece_row(p, p.deferred[i], names, 0))
+            child = first_child(p, p.deferred[i])
+            while child:
+                rows.append(piece_row(p, child, names, 1))
+                child = next_child(p, child)
+        return rows
+
+    def counters(self):
+        """A GPU: faults, pages in, pages out, pages of living objects (twice, as the driver)."""
+        cdef kfd_t* p = self.p
+        cdef uint32_t i, number
+        used = [0] * p.ngpus
+        number = p.first_bo
+        while number:
+            used[p.bos[number].gpu] += p.bos[number].npages
+            number = p.bos[number].next
+        return [
+            (
+                p.engine.processors[1 + i].driver_faults,
+                p.engine.processors[1 + i].pages_in,
+                p.engine.processors[1 + i].pages_out,
+                used[i],
+                used[i],
+            )
+            for i in range(p.ngpus)
+        ]
+
+    def where(self, page):
+        """Where one page is: -1 nowhere yet, 0 system memory, 1 + i GPU i."""
+        return res_where(self.p.engine.res, page)
+
+    def mapped(self, gpu, page, write=False):
+        """Whether GPU *gpu* (its index) can touch the page without a fault."""
+        cdef uint64_t stop
+        return not res_first_unmapped(self.p.engine.res, gpu, page, page, write, &stop)
+
+    def vma(self, page):
+        """The CPU mapping at *page*: (first, last, protection, kind), None without one."""
+        cdef uint64_t end
+        cdef uint32_t code = vma_at(self.p, page, &end)
+        if code == 0:
+            return None
+        prot = ("r" if vma_readable(code) else "") + ("w" if vma_writable(code) else "")
+        return self.p.vma_first, end, prot or "-", KINDS[vma_kind(code)]
+
+    def work(self):
+        """Work counters of the range tree, by name; exact for a given sequence."""
+        cdef ranges_work_t w
+        ranges_work(self.p.tree, &w)
+        return dict(w)
+
+    def check(self):
+        """Every invariant.
+
+        Raises
+        ------
+        AssertionError
+            Naming the rule that is broken.
+        """
+        cdef int rule = kfd_check(self.p)
+        if rule:
+            raise AssertionError(_RULES[rule])
+
+
+# ---- helpers of the Python face ---------------------------------------------------------------------------
+
+cdef void take_rules(rules_t* r, object rules):
+    r.window_migration = rules.window_migration
+    r.cpu_fault_splits = rules.cpu_fault_splits
+    r.prefetch_same_is_noop = rules.prefetch_same_is_noop
+    r.prefetch_failure_is_error = rules.prefetch_failure_is_error
+    r.mapping_error_stops = rules.mapping_error_stops
+    r.remap_test = ("", "last", "end").index(rules.remap_test)
+    r.same_needs_mapping = rules.same_needs_mapping
+    r.access_remaps_with_xnack = rules.access_remaps_with_xnack
+    r.no_access_unmaps = rules.no_access_unmaps
+    r.mapped_per_gpu = rules.mapped_per_gpu
+    r.stale_by_timestamp = rules.stale_by_timestamp
+    r.again_counted = rules.again_counted
+    r.reserves_vram = rules.reserves_vram
+    r.overflow_check = rules.overflow_check
+    r.reports_eviction = rules.reports_eviction
+
+
+cdef void take_gpus(kfd_t* p, tuple gpus, bint apu_prefers_system):
+    cdef uint32_t i, j
+    p.ngpus = len(gpus)
+    for i, gpu in enumerate(gpus):
+        p.gpus[i].id = gpu.id
+        p.gpus[i].vram_pages = gpu.vram_pages
+        p.gpus[i].device = i if gpu.adev < 0 else gpu.adev
+        p.gpus[i].prefers_system = gpu.apu and apu_prefers_system
+        p.gpus[i].svm = gpu.svm
+        p.gpus[i].coherent = gpu.coherent
+        if gpu.svm:
+            p.supported |= <uint64_t>1 << i
+    for i in range(p.ngpus):
+        for j in range(p.ngpus):
+            same_device = p.gpus[i].device == p.gpus[j].device
+            same_hive = gpus[i].hive != 0 and gpus[i].hive == gpus[j].hive
+            if same_device or same_hive:
+                p.gpus[i].reach |= <uint64_t>1 << j
+            # Pages belong to the hive where there is one, else to the device.
+            if same_hive or (same_device and gpus[i].hive == 0 and gpus[j].hive == 0):
+                p.gpus[i].owner_peers |= <uint64_t>1 << j
+
+
+cdef object largest_range(tuple gpus):
+    """Module limit: a 32nd of the smallest VRAM, a power of two of 512 to 262144 pages."""
+    smallest = min((gpu.vram_pages for gpu in gpus), default=1 << 23)
+    pages = min(max(smallest * 4096 >> 17, 512), 262144)
+    return 1 << (pages.bit_length() - 1)
+
+
+cdef uint32_t prot_bits(str prot):
+    return ("r" in prot) * PROT_READ | ("w" in prot) * PROT_WRITE
+
+
+cdef object location_id(tuple gpus, uint8_t processor):
+    return gpus[processor - 1].id if processor else 0
+
+
+cdef object piece_row(kfd_t* p, uint32_t node, tuple names, int child):
+    return p.ranges[node].start, p.ranges[node].last, names[pending_of(p, node)], child
+
+
+cdef void add_span(span_t** spans, uint32_t* n, uint32_t* cap, uint64_t first,
+                   uint64_t last) except *:
+    if not more(<void**>spans, cap, <uint64_t>n[0] + 1, sizeof(span_t)):
+        raise OutOfMemoryError("no memory for a registered span")
+    spans[0][n[0]].first = first
+    spans[0][n[0]].last = last
+    n[0] += 1
+
+
+cdef void collect_events(kfd_t* p, tuple gpus, object result) except *:
+    cdef uint32_t i
+    cdef event_t* e
+    for i in range(p.engine.nevents):
+        e = p.engine.events + i
+        if e.kind == EVENT_MIGRATE:
+            result.migr.append((
+                e.first, e.last, location_id(gpus, e.source), location_id(gpus, e.target),
+                TRIGGERS[e.cause], e.value,
+            ))
+        elif e.kind == EVENT_MAP:
+            result.map.append(
+                (location_id(gpus, e.target), e.first, e.last, int(e.cause), int(e.value))
+            )
+        elif e.kind == EVENT_UNMAP:
+            result.unmap.append((location_id(gpus, e.target), e.first, e.last, UNMAPS[e.cause]))
+        elif e.kind == EVENT_QUEUE:
+            result.queues.append("resume" if e.cause else "quiesce")
+        elif e.kind == EVENT_WARN:
+            result.warn.append(WARNINGS[e.cause])
+        elif e.kind == EVENT_EVICT_OBJECT:
+            result.bo_evict.append((int(e.value), e.first))
+        elif e.kind == EVENT_FILTER:
+            result.filter_removed.append(e.first)
+        elif e.kind == EVENT_HANG:
+            result.hang.append(e.first)
