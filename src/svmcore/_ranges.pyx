@@ -349,9 +349,9 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
     cdef const inner_t* at
     cdef uint32_t node = m.root
     cdef uint64_t lo = 0, hi = TOP, above
-    cdef uint32_t depth
+    cdef uint32_t _level
     cdef size_t slot
-    for depth in range(m.height):
+    for _level in range(m.height):
         at = inner + node
         slot = inner_search(at.key, page)
         lo = at.key[slot]

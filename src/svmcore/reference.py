@@ -32,7 +32,10 @@ __all__ = ["KfdReference", "RangeMap"]
 TOP_PAGE = (1 << 64) - 1
 DUPLICATE_WINDOW_NS = 2_000_000
 BLOCK = 512
+RESTORE_DELAY_NS = 1_000_000
 MIGRATION_ROUNDS = 3
+#: Deliveries of one access without progress before it is fatal.
+RETRIES = 16
 
 
 class RangeMap:
@@ -164,6 +167,18 @@ class Vma:
         return self.kind in ("io", "pfnmap")
 
 
+@dataclass
+class Touch:
+    """One access on its way."""
+
+    ret: int = 0
+    reason: str = "ok"
+    faults: int = 0
+    duplicates: int = 0
+    remote: int = 0
+    page: int = 0
+
+
 def _bits(mask: int) -> Iterator[int]:
     index = 0
     while mask >> index:
@@ -229,7 +244,9 @@ class KfdReference:
         self.fail = dict.fromkeys(("vram_fail", "limit_fail", "copy_fail", "hmm_retry"), 0)
         self.process_state = ""
         self.restore_pending = False
+        self.restore_ns = 0  # when it is due
         self.evicted_ranges = 0
+        self.touch = Touch()
         self.refused = False  # the last set_attr ended before it waited for pending work
         self.faults = [0] * len(gpus)
         self.page_in = [0] * len(gpus)
@@ -265,6 +282,9 @@ class KfdReference:
             self._drop_page(page)
             self.system.discard(page)
             self.pinned.discard(page)
+        for table in self.ptes:  # no GPU keeps a way to memory that is gone
+            for page in [p for p in table if first <= p <= last]:
+                del table[page]
         self._cut_vmas(first, last)
         for start, end, _ in list(self.vmas.items(first, last)):
             self.vmas.assign(start, end, 0)
@@ -484,50 +504,49 @@ class KfdReference:
                     failed = True
                 else:
                     node.invalid = 0
-        if not failed:
+        if failed:
+            self.restore_ns = self.now + RESTORE_DELAY_NS
+        else:
             self.restore_pending = False
             self.evicted_ranges = 0
             self.result.queues.append("resume")
         return 0
 
-    def access_gpu(self, gpu: int, page: int, write: bool) -> tuple[int, int, int]:
-        """A touch by a GPU until it is served or fatal.
+    def access(
+        self, processor: int, first: int, last: int, write: bool
+    ) -> tuple[int, str, int, int, int, int]:
+        """A touch of pages by a processor until it is served or fatal.
+
+        Parameters
+        ----------
+        processor : int
+            0 the CPU, 1 + i GPU i.
 
         Returns
         -------
-        (result, faults, duplicates)
-            0 or a negative errno; deliveries that were served and dropped. The
-            clock of the process moves to the time of the last delivery.
+        tuple
+            (ret, reason, faults, duplicates, remote page touches, page of a fatal
+            end). The clock moves to the time of the last delivery.
         """
-        faults = duplicates = 0
-        gpu_id = self.gpus[gpu].id
-        while not self._mapped_for(gpu, page, write):
-            if self.restore_pending and (not self.xnack or self.evicted_ranges):
-                self.now += 1_000_000
-                self.run_restore()
-                if self.restore_pending:
-                    return -Errno.EAGAIN, faults, duplicates
-                continue
-            if not self.xnack:
-                return -Errno.EACCES, faults, duplicates
-            before = (faults, len(self.deferred))
-            ret, reason, counted = self._fault(gpu, page, write, 0)
-            if counted:
-                self.faults[gpu] += 1
-            if ret:
-                return ret, faults, duplicates
-            if reason == "duplicate":
-                duplicates += 1
-                node = self._find(page)
-                assert node is not None
-                self.now = node.validate_ns + DUPLICATE_WINDOW_NS
-            elif reason == "ok" and self._mapped_for(gpu, page, write):
-                faults += 1
-            elif self.deferred:
-                self.run_deferred()
-            elif before == (faults, 0):
-                return -Errno.ELOOP, faults, duplicates
-        return 0, faults, duplicates
+        self.step(self.now)
+        self.touch = Touch()
+        for page in range(first, last + 1):
+            error = self._cpu_page(page, write) if processor == 0 else 0
+            if processor:
+                error = self._gpu_page(processor - 1, page, write)
+            if error:
+                self.touch.page = page
+                break
+        touch = self.touch
+        return touch.ret, touch.reason, touch.faults, touch.duplicates, touch.remote, touch.page
+
+    def step(self, t_ns: int) -> None:
+        """Move the clock to *t_ns* and run what is due by then."""
+        self.now = max(self.now, t_ns)
+        if self.deferred:
+            self.run_deferred()
+        if self.restore_pending and self.now >= self.restore_ns:
+            self.run_restore()
 
     # ---- views -----------------------------------------------------------------------
 
@@ -579,11 +598,14 @@ class KfdReference:
             rows.append((self.faults[i], self.page_in[i], self.page_out[i], used, used))
         return rows
 
-    def page_state(self, page: int) -> tuple[str, int]:
-        """Where *page* is: ("absent" or "system", 0) or ("vram", gpu id)."""
-        if page in self.vram:
-            return "vram", self.gpus[self.vram[page].gpu].id
-        return ("system" if page in self.system else "absent"), 0
+    def where(self, page: int) -> int:
+        """Where one page is: -1 nowhere yet, 0 system memory, 1 + i GPU i."""
+        bo = self.vram.get(page)
+        return 1 + bo.gpu if bo is not None else 0 if page in self.system else -1
+
+    def mapped(self, gpu: int, page: int, write: bool = False) -> bool:
+        """Whether GPU *gpu* (its index) can touch the page without a fault."""
+        return self._mapped_for(gpu, page, write)
 
     def check(self) -> None:
         """Every invariant; AssertionError names the broken one."""
@@ -1027,6 +1049,68 @@ class KfdReference:
         self._link(node)
         return node
 
+    # ---- accesses --------------------------------------------------------------------
+
+    def _fatal(self, ret: int, reason: str) -> int:
+        self.touch.ret, self.touch.reason = -ret, reason
+        return -ret
+
+    def _cpu_page(self, page: int, write: bool) -> int:
+        vma = self._vma(page)
+        if vma is None:
+            return self._fatal(Errno.EFAULT, "no_mapping")
+        if "r" not in vma.prot or (write and "w" not in vma.prot):
+            return self._fatal(Errno.EPERM, "permission")
+        bo = self.vram.get(page)
+        if bo is not None and not self.gpus[bo.gpu].coherent:
+            if self.cpu_access(page) or page in self.vram:
+                return self._fatal(Errno.EFAULT, "bus_error")
+            self.touch.faults += 1
+            self.run_deferred()
+        if page in self.vram:
+            self.touch.remote += 1
+        else:
+            self.system.add(page)
+        return 0
+
+    def _gpu_page(self, gpu: int, page: int, write: bool) -> int:
+        tries = 0
+        while True:
+            if not self._wait_for_queues():
+                return self._fatal(Errno.EAGAIN, "retry_later")
+            if self._mapped_for(gpu, page, write):
+                bo = self.vram.get(page)
+                self.touch.remote += bo is None or bo.gpu != gpu
+                return 0
+            if not self.xnack:
+                return self._fatal(Errno.EACCES, "xnack_off")
+            ret, reason, counted = self._fault(gpu, page, write, 0)
+            self.faults[gpu] += counted
+            if ret:
+                return self._fatal(-ret, reason)
+            if reason == "duplicate":
+                self.touch.duplicates += 1
+                node = self._find(page)
+                assert node is not None
+                self.now = node.validate_ns + DUPLICATE_WINDOW_NS
+            elif reason == "ok" and self._mapped_for(gpu, page, write):
+                self.touch.faults += 1
+            elif self.deferred:
+                self.run_deferred()
+            elif reason == "retry_later" and tries < RETRIES:
+                tries += 1
+            elif not self.restore_pending:
+                return self._fatal(Errno.ELOOP, "never_resolves")
+
+    def _wait_for_queues(self) -> bool:
+        """Stopped queues run again once the restore work succeeds; false when it never does."""
+        for _ in range(RETRIES):
+            if not self.restore_pending:
+                return True
+            self.now = max(self.now, self.restore_ns)
+            self.run_restore()
+        return not self.restore_pending
+
     # ---- migration (section 10.4) ----------------------------------------------------
 
     def _to_vram(self, node: Range, best: int, first: int, last: int, trigger: str) -> int:
@@ -1226,6 +1310,7 @@ class KfdReference:
                 if self.evicted_ranges == 1:
                     self.result.queues.append("quiesce")
                     self.restore_pending = True
+                    self.restore_ns = self.now + RESTORE_DELAY_NS
 
     def _notify_unmap(self, node: Range, first: int, last: int) -> None:
         self._take_checkpoints(always=False)
