@@ -140,20 +140,33 @@ cdef struct cut_t:
     uint32_t end
     uint32_t height         # levels of inner nodes below the children, 0 = leaves
 
-# What the seam path builds and replaces, so that it can be undone or completed.
+# An assign on the seam path: what it replaces and what it has built so far, so that
+# it can be undone or completed.
 cdef struct seam_t:
-    uint64_t up_key[SEAM_NODES]      # new nodes of the level in hand, in order
+    path_t pa                       # to the first leaf touched
+    path_t pc                       # to the last leaf touched, often the same
+    uint32_t left                   # entries kept at the head of the first leaf
+    uint32_t right                  # first entry kept in the last leaf
+    uint32_t added                  # non-hole entries that come
+    bint tail                       # the entry before right was cut, a tail of it comes
+    bint append                     # nothing follows what comes, on the levels so far
+    uint32_t depth                  # of the nodes just made, the root is 0
+    uint32_t lo                     # slots of their parents that they replace: from lo in
+    uint32_t hi                     # the node of pa to hi in the node of pc, inclusive
+    bint in_place                   # the climb ended in a parent that is edited
+    uint32_t height                 # of the tree when done
+    uint64_t up_key[SEAM_NODES]     # new nodes of the level in hand, in order
     uint32_t up_node[SEAM_NODES]
     uint32_t up_count
-    uint32_t made_leaf[SEAM_NODES]   # new nodes of all levels
+    uint32_t made_leaf[SEAM_NODES]  # new nodes of all levels
     uint32_t made_leaf_count
     uint32_t made_inner[8 * DEPTH]
     uint32_t made_inner_count
-    uint32_t old_leaf[3]             # replaced nodes
+    uint32_t old_leaf[3]            # replaced nodes
     uint32_t old_leaf_count
     uint32_t old_inner[3 * DEPTH]
     uint32_t old_inner_count
-    cut_t cut[2 * DEPTH]             # between the two paths
+    cut_t cut[2 * DEPTH]            # subtrees between the two paths
     uint32_t cut_count
 
 
@@ -626,7 +639,7 @@ cdef int leaf_assign(ranges_t* m, path_t* path, uint64_t first, uint64_t last,
 # Deal out n boundaries to new leaves. Runs within reach are cut in equal parts; an
 # append fills the first part to 7/8, as pages mostly come in order.
 cdef int seam_leaves(ranges_t* m, seam_t* seam, const uint64_t* start, const uint32_t* value,
-                     uint32_t n, bint append) noexcept nogil:
+                     uint32_t n) noexcept nogil:
     cdef leaf_t* leaf
     cdef uint32_t at = 0, end, parts, size, node, i
     seam.up_count = 0
@@ -637,7 +650,7 @@ cdef int seam_leaves(ranges_t* m, seam_t* seam, const uint64_t* start, const uin
         parts = (end - at + m.leaf_max - 1) // m.leaf_max
         while parts > 0:
             size = (end - at + parts - 1) // parts
-            if append and parts == 2 and end == n:
+            if seam.append and parts == 2 and end == n:
                 size = m.leaf_max - m.leaf_max // 8
             node = arena_take(m, &m.leaf)
             if node == NONE:
@@ -661,13 +674,13 @@ cdef int seam_leaves(ranges_t* m, seam_t* seam, const uint64_t* start, const uin
 
 # The same for n children and new inner nodes.
 cdef int seam_inners(ranges_t* m, seam_t* seam, const uint64_t* key, const uint32_t* child,
-                     uint32_t n, bint append) noexcept nogil:
+                     uint32_t n) noexcept nogil:
     cdef inner_t* inner
     cdef uint32_t at = 0, parts = (n + m.inner_max - 1) // m.inner_max, size, node
     seam.up_count = 0
     while parts > 0:
         size = (n - at + parts - 1) // parts
-        if append and parts == 2:
+        if seam.append and parts == 2:
             size = min(m.inner_max - m.inner_max // 8, n - at - 2)
         node = arena_take(m, &m.inner)
         if node == NONE:
@@ -686,13 +699,17 @@ cdef int seam_inners(ranges_t* m, seam_t* seam, const uint64_t* key, const uint3
     return 0
 
 
-cdef int seam_undo(ranges_t* m, seam_t* seam) noexcept nogil:
+cdef void seam_undo(ranges_t* m, seam_t* seam) noexcept nogil:
     cdef uint32_t i
     for i in range(seam.made_leaf_count):
         arena_drop(m, &m.leaf, seam.made_leaf[i])
     for i in range(seam.made_inner_count):
         arena_drop(m, &m.inner, seam.made_inner[i])
-    return -1
+
+
+cdef inline void seam_replace(seam_t* seam, uint32_t node) noexcept nogil:
+    seam.old_inner[seam.old_inner_count] = node
+    seam.old_inner_count += 1
 
 
 cdef inline void seam_cut(seam_t* seam, uint32_t node, uint32_t begin, uint32_t end,
@@ -751,198 +768,214 @@ cdef inline uint32_t leaf_collect(const leaf_t* leaf, uint64_t low, uint32_t beg
     return n
 
 
-# Assign across leaves, or where a leaf splits, empties or joins a neighbour.
-# The leftmost node replaced keeps its low fence on every level, so no key above
-# the node that is edited in place ever changes.
-cdef int seam_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
-    cdef seam_t seam
-    cdef path_t pa, pc              # to the first and the last leaf touched
+# First step of the seam path: the entries that remain of the leaves touched and the
+# new ones, in new leaves. Too few for a leaf take in a neighbour of the same parent.
+cdef int seam_begin(ranges_t* m, seam_t* seam, uint64_t first, uint64_t last,
+                    uint32_t value) noexcept nogil:
     cdef uint64_t start[3 * LEAF + 2]
     cdef uint32_t values[3 * LEAF + 2]
-    cdef uint64_t key[3 * INNER + SEAM_NODES]
-    cdef uint32_t child[3 * INNER + SEAM_NODES]
     cdef const leaf_t* leaf
     cdef const inner_t* inner
-    cdef uint32_t n = 0, left, right, count, old, depth, sibling, height, made_inner
-    cdef uint32_t lo = 0, hi = 0    # slots replaced: from lo in node a to hi in node c
-    cdef uint32_t up_lo, up_hi, a, c, total, i
-    cdef uint64_t added = 0
+    cdef path_t* pa = &seam.pa
+    cdef path_t* pc = &seam.pc
+    cdef uint32_t n, left = 0, right = 0, count, sibling = NONE
     cdef bint joins = m.merge or value == 0
     cdef bint left_joins = joins and first != 0 and value_at(m, first - 1) == value
     cdef bint right_joins = joins and last != TOP and value_at(m, last + 1) == value
-    cdef bint append, in_place = False, before, cut_only = False
+    cdef bint bounded
 
-    path_to(m, first - left_joins, &pa)
-    if m.open and path_own(m, &pa, False) < 0:
+    seam.made_leaf_count = seam.made_inner_count = seam.cut_count = 0
+    seam.old_leaf_count = seam.old_inner_count = 0
+    path_to(m, first - left_joins, pa)
+    if m.open and path_own(m, pa, False) < 0:
         return -1
-    path_to(m, last + right_joins, &pc)
-    seam.made_leaf_count = seam.made_inner_count = 0
-    seam.old_leaf_count = seam.old_inner_count = seam.cut_count = 0
+    path_to(m, last + right_joins, pc)
 
     leaf = leaf_at(m, pa.leaf)
     count = m.leaf.count[pa.leaf]
-    left = 0
     while left < count and pa.low + leaf.start[left] < first:
         left += 1
-    n = leaf_collect(leaf, pa.low, 0, left, start, values, n)
+    n = leaf_collect(leaf, pa.low, 0, left, start, values, 0)
+    seam.added = 0
     if not left_joins:
         start[n] = first
         values[n] = value
         n += 1
-        added += value != 0
+        seam.added += value != 0
     leaf = leaf_at(m, pc.leaf)
     count = m.leaf.count[pc.leaf]
-    right = 0
     while right < count and pc.low + leaf.start[right] <= last:
         right += 1
-    before = right < count and pc.low + leaf.start[right] == last + 1
-    if right_joins:
-        right += before
-    elif last != pc.last and not before:
+    bounded = right < count and pc.low + leaf.start[right] == last + 1
+    seam.tail = last != pc.last and not right_joins and not bounded
+    if seam.tail:
         start[n] = last + 1
         values[n] = leaf.value[right - 1]
-        added += values[n] != 0
+        seam.added += values[n] != 0
         n += 1
-        cut_only = pa.leaf != pc.leaf or right > left
-    append = pa.leaf == pc.leaf and right == count
+    elif right_joins:
+        right += bounded
     n = leaf_collect(leaf, pc.low, right, count, start, values, n)
-    old = 1 if pa.leaf == pc.leaf else 2
+    seam.left = left
+    seam.right = right
+    seam.append = pa.leaf == pc.leaf and right == count
     seam.old_leaf[0] = pa.leaf
     seam.old_leaf[1] = pc.leaf
-    seam.old_leaf_count = old
+    seam.old_leaf_count = 1 if pa.leaf == pc.leaf else 2
 
     if m.height > 0:
-        a = pa.node[m.height - 1]
-        c = pc.node[m.height - 1]
-        lo = pa.slot[m.height - 1]
-        hi = pc.slot[m.height - 1]
-        if n < m.leaf_min and (old == 2 or n < count):
-            sibling = NONE
-            inner = inner_at(m, c)
-            if hi + 1 < m.inner.count[c] and inner.key[hi + 1] - start[0] <= REACH:
-                hi += 1
-                sibling = inner.child[hi]
-                n = leaf_collect(leaf_at(m, sibling), inner.key[hi], 0, m.leaf.count[sibling],
-                                 start, values, n)
-            else:
-                inner = inner_at(m, a)
-                if lo > 0 and start[0] - inner.key[lo - 1] <= REACH:
-                    lo -= 1
-                    sibling = inner.child[lo]
+        seam.lo = pa.slot[m.height - 1]
+        seam.hi = pc.slot[m.height - 1]
+        if n < m.leaf_min and (n < count or seam.old_leaf_count == 2):
+            inner = inner_at(m, pc.node[m.height - 1])
+            if (seam.hi + 1 < m.inner.count[pc.node[m.height - 1]]
+                    and inner.key[seam.hi + 1] - start[0] <= REACH):
+                seam.hi += 1
+                sibling = inner.child[seam.hi]
+                n = leaf_collect(leaf_at(m, sibling), inner.key[seam.hi], 0,
+                                 m.leaf.count[sibling], start, values, n)
+            elif seam.lo > 0:
+                inner = inner_at(m, pa.node[m.height - 1])
+                if start[0] - inner.key[seam.lo - 1] <= REACH:
+                    seam.lo -= 1
+                    sibling = inner.child[seam.lo]
                     count = m.leaf.count[sibling]
                     memmove(start + count, start, n * sizeof(uint64_t))
                     memmove(values + count, values, n * sizeof(uint32_t))
-                    leaf_collect(leaf_at(m, sibling), inner.key[lo], 0, count, start, values, 0)
+                    leaf_collect(leaf_at(m, sibling), inner.key[seam.lo], 0, count, start,
+                                 values, 0)
                     n += count
-            if sibling != NONE:
-                seam.old_leaf[seam.old_leaf_count] = sibling
-                seam.old_leaf_count += 1
-                append = False
-    if seam_leaves(m, &seam, start, values, n, append) < 0:
-        return seam_undo(m, &seam)
+    if sibling != NONE:
+        seam.old_leaf[seam.old_leaf_count] = sibling
+        seam.old_leaf_count += 1
+        seam.append = False
+    return seam_leaves(m, seam, start, values, n)
 
-    # One level up at a time: depth is that of the nodes just made.
-    height = m.height
-    depth = m.height
-    while depth > 0:
-        a = pa.node[depth - 1]
-        c = pc.node[depth - 1]
+
+# Second step: on each level the children that remain and the nodes just made, in new
+# nodes, until a parent has room for the change or the root is reached.
+cdef int seam_climb(ranges_t* m, seam_t* seam) noexcept nogil:
+    cdef uint64_t key[3 * INNER + SEAM_NODES]
+    cdef uint32_t child[3 * INNER + SEAM_NODES]
+    cdef path_t* pa = &seam.pa
+    cdef path_t* pc = &seam.pc
+    cdef uint32_t a, c, n, count, below, up, lo, hi, sibling
+    seam.height = m.height
+    seam.depth = m.height
+    seam.in_place = False
+    while seam.depth > 0:
+        up = seam.depth - 1
+        a = pa.node[up]
+        c = pc.node[up]
         count = m.inner.count[c]
+        below = m.height - seam.depth
         if a == c:
-            seam_cut(&seam, a, pa.slot[depth - 1] + 1, pc.slot[depth - 1], m.height - depth)
+            seam_cut(seam, a, pa.slot[up] + 1, pc.slot[up], below)
         else:
-            seam_cut(&seam, a, pa.slot[depth - 1] + 1, m.inner.count[a], m.height - depth)
-            seam_cut(&seam, c, 0, pc.slot[depth - 1], m.height - depth)
-        total = lo + seam.up_count + count - hi - 1
-        if a == c and total <= m.inner_max and (
-                depth == 1 or total >= m.inner_min or total >= count):
-            in_place = True
-            break
-        n = inner_collect(inner_at(m, a), 0, lo, key, child, 0)
-        memcpy(key + n, seam.up_key, seam.up_count * sizeof(uint64_t))
-        memcpy(child + n, seam.up_node, seam.up_count * sizeof(uint32_t))
-        n += seam.up_count
-        append = append and hi + 1 == count
-        n = inner_collect(inner_at(m, c), hi + 1, count, key, child, n)
-        seam.old_inner[seam.old_inner_count] = a
-        seam.old_inner_count += 1
+            seam_cut(seam, a, pa.slot[up] + 1, m.inner.count[a], below)
+            seam_cut(seam, c, 0, pc.slot[up], below)
+        n = seam.lo + seam.up_count + count - seam.hi - 1
+        if a == c and n <= m.inner_max and (up == 0 or n >= m.inner_min or n >= count):
+            seam.in_place = True
+            return 0
+        inner_collect(inner_at(m, a), 0, seam.lo, key, child, 0)
+        memcpy(key + seam.lo, seam.up_key, seam.up_count * sizeof(uint64_t))
+        memcpy(child + seam.lo, seam.up_node, seam.up_count * sizeof(uint32_t))
+        inner_collect(inner_at(m, c), seam.hi + 1, count, key, child, seam.lo + seam.up_count)
+        seam.append = seam.append and seam.hi + 1 == count
+        seam_replace(seam, a)
         if a != c:
-            seam.old_inner[seam.old_inner_count] = c
-            seam.old_inner_count += 1
-        if depth > 1:
-            up_lo = pa.slot[depth - 2]
-            up_hi = pc.slot[depth - 2]
+            seam_replace(seam, c)
+        if up > 0:
+            lo = pa.slot[up - 1]
+            hi = pc.slot[up - 1]
             if n < m.inner_min:
-                sibling = NONE
-                inner = inner_at(m, pc.node[depth - 2])
-                if up_hi + 1 < m.inner.count[pc.node[depth - 2]]:
-                    up_hi += 1
-                    sibling = inner.child[up_hi]
+                if hi + 1 < m.inner.count[pc.node[up - 1]]:
+                    hi += 1
+                    sibling = inner_at(m, pc.node[up - 1]).child[hi]
                     n = inner_collect(inner_at(m, sibling), 0, m.inner.count[sibling], key,
                                       child, n)
-                elif up_lo > 0:
-                    up_lo -= 1
-                    sibling = inner_at(m, pa.node[depth - 2]).child[up_lo]
+                    seam_replace(seam, sibling)
+                elif lo > 0:
+                    lo -= 1
+                    sibling = inner_at(m, pa.node[up - 1]).child[lo]
                     count = m.inner.count[sibling]
                     memmove(key + count, key, n * sizeof(uint64_t))
                     memmove(child + count, child, n * sizeof(uint32_t))
                     inner_collect(inner_at(m, sibling), 0, count, key, child, 0)
                     n += count
-                if sibling != NONE:
-                    seam.old_inner[seam.old_inner_count] = sibling
-                    seam.old_inner_count += 1
-            lo = up_lo
-            hi = up_hi
-        if seam_inners(m, &seam, key, child, n, append) < 0:
-            return seam_undo(m, &seam)
-        depth -= 1
-    made_inner = seam.made_inner_count
-    if not in_place:
-        while seam.up_count > 1:
-            if height == DEPTH:
-                return seam_undo(m, &seam)
-            n = seam.up_count
-            memcpy(key, seam.up_key, n * sizeof(uint64_t))
-            memcpy(child, seam.up_node, n * sizeof(uint32_t))
-            if seam_inners(m, &seam, key, child, n, False) < 0:
-                return seam_undo(m, &seam)
-            height += 1
+                    seam_replace(seam, sibling)
+            seam.lo = lo
+            seam.hi = hi
+        if seam_inners(m, seam, key, child, n) < 0:
+            return -1
+        seam.depth -= 1
+    while seam.up_count > 1:
+        if seam.height == DEPTH:
+            return -1
+        n = seam.up_count
+        memcpy(key, seam.up_key, n * sizeof(uint64_t))
+        memcpy(child, seam.up_node, n * sizeof(uint32_t))
+        if seam_inners(m, seam, key, child, n) < 0:
+            return -1
+        seam.height += 1
+    return 0
 
-    # Nothing below can fail.
-    if pa.leaf == pc.leaf:
-        entries_forget(m, leaf_at(m, pa.leaf), left, right)
+
+# Last step: hang in what was made and drop what it replaces. Cannot fail.
+cdef void seam_finish(ranges_t* m, seam_t* seam) noexcept nogil:
+    cdef uint64_t key[INNER]
+    cdef uint32_t child[INNER]
+    cdef uint32_t node, n, i, slot
+    cdef inner_t* inner
+    if seam.pa.leaf == seam.pc.leaf:
+        entries_forget(m, leaf_at(m, seam.pa.leaf), seam.left, seam.right)
+        # An entry of which a tail is left was cut, not removed.
+        m.work.entries_removed -= seam.tail and seam.right > seam.left
     else:
-        entries_forget(m, leaf_at(m, pa.leaf), left, m.leaf.count[pa.leaf])
-        entries_forget(m, leaf_at(m, pc.leaf), 0, right)
-    m.count += added
-    m.work.entries_removed -= cut_only
+        entries_forget(m, leaf_at(m, seam.pa.leaf), seam.left, m.leaf.count[seam.pa.leaf])
+        entries_forget(m, leaf_at(m, seam.pc.leaf), 0, seam.right)
+        m.work.entries_removed -= seam.tail
+    m.count += seam.added
+    work_balance(m, seam.old_leaf_count, seam.made_leaf_count)
+    # A new root is no split.
+    work_balance(m, seam.old_inner_count, seam.made_inner_count - (seam.height - m.height))
     for i in range(seam.cut_count):
-        for n in range(seam.cut[i].begin, seam.cut[i].end):
-            subtree_drop(m, inner_at(m, seam.cut[i].node).child[n], seam.cut[i].height)
-    if in_place:
-        a = pa.node[depth - 1]
-        count = m.inner.count[a]
-        n = inner_collect(inner_at(m, a), hi + 1, count, key, child, 0)
-        memcpy(&inner_at(m, a).key[lo], seam.up_key, seam.up_count * sizeof(uint64_t))
-        memcpy(&inner_at(m, a).child[lo], seam.up_node, seam.up_count * sizeof(uint32_t))
-        lo += seam.up_count
-        memcpy(&inner_at(m, a).key[lo], key, n * sizeof(uint64_t))
-        memcpy(&inner_at(m, a).child[lo], child, n * sizeof(uint32_t))
-        inner_pad(m, a, lo + n)
+        for slot in range(seam.cut[i].begin, seam.cut[i].end):
+            subtree_drop(m, inner_at(m, seam.cut[i].node).child[slot], seam.cut[i].height)
+    if seam.in_place:
+        node = seam.pa.node[seam.depth - 1]
+        inner = inner_at(m, node)
+        n = inner_collect(inner, seam.hi + 1, m.inner.count[node], key, child, 0)
+        slot = seam.lo + seam.up_count
+        memcpy(&inner.key[seam.lo], seam.up_key, seam.up_count * sizeof(uint64_t))
+        memcpy(&inner.child[seam.lo], seam.up_node, seam.up_count * sizeof(uint32_t))
+        memcpy(&inner.key[slot], key, n * sizeof(uint64_t))
+        memcpy(&inner.child[slot], child, n * sizeof(uint32_t))
+        inner_pad(m, node, slot + n)
     else:
         m.root = seam.up_node[0]
-        m.height = height
-    work_balance(m, seam.old_leaf_count, seam.made_leaf_count)
-    work_balance(m, seam.old_inner_count, made_inner)
+        m.height = seam.height
     for i in range(seam.old_leaf_count):
         arena_drop(m, &m.leaf, seam.old_leaf[i])
     for i in range(seam.old_inner_count):
         arena_drop(m, &m.inner, seam.old_inner[i])
     while m.height > 0 and m.inner.count[m.root] == 1:
-        a = m.root
-        m.root = inner_at(m, a).child[0]
+        node = m.root
+        m.root = inner_at(m, node).child[0]
         m.height -= 1
-        arena_drop(m, &m.inner, a)
+        arena_drop(m, &m.inner, node)
+
+
+# Assign across leaves, or where a leaf splits, empties or joins a neighbour.
+# The leftmost node replaced keeps its low fence on every level, so no key above
+# the node that is edited in place ever changes.
+cdef int seam_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
+    cdef seam_t seam
+    if seam_begin(m, &seam, first, last, value) < 0 or seam_climb(m, &seam) < 0:
+        seam_undo(m, &seam)
+        return -1
+    seam_finish(m, &seam)
     return 0
 
 

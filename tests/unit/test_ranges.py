@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from svmcore import _ranges
 from svmcore._ranges import ENTRY, RangeMap
 from svmcore.errors import BusyError, InvalidArgumentError
@@ -150,9 +151,9 @@ def test_values_many_refuses_a_wrong_out(out: object) -> None:
     [[-1], [1.5], [2**64], ["1"], [[1]], np.array([3, -1]), np.ones(2), np.ones((2, 2), int)],
 )
 def test_batches_refuse_what_is_no_page(pages: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="pages.*expected"):
+    with pytest.raises(InvalidArgumentError, match=r"pages.*expected"):
         filled(10).values_many(pages)
-    with pytest.raises(InvalidArgumentError, match="pages.*expected"):
+    with pytest.raises(InvalidArgumentError, match=r"pages.*expected"):
         filled(10).find_many(pages)
 
 
@@ -180,7 +181,7 @@ def test_bad_page_names_itself_and_what_is_expected(page: object) -> None:
 def test_bad_value_changes_nothing(value: object) -> None:
     ranges = filled(3)
     before = list(ranges)
-    with pytest.raises(InvalidArgumentError, match="value .*expected"):
+    with pytest.raises(InvalidArgumentError, match=r"value .*expected"):
         ranges.assign(0, 5, value)
     assert list(ranges) == before
 
@@ -215,7 +216,7 @@ def test_items_of_a_span_keep_their_own_bounds() -> None:
 def test_iteration_sees_changes_made_on_the_way() -> None:
     ranges = filled(100, node_entries=4)
     seen = []
-    for first, last, value in ranges:
+    for first, last, _ in ranges:
         seen.append(first)
         ranges.erase(first, last + 10)
     assert seen == list(range(0, 1000, 20))
@@ -225,13 +226,18 @@ def test_iteration_sees_changes_made_on_the_way() -> None:
 def test_transaction_keeps_all_or_nothing() -> None:
     ranges = filled(500)
     before = list(ranges)
-    with pytest.raises(KeyError), ranges.transaction() as inside:
-        assert inside is ranges
-        ranges.erase(100, 4000)
-        ranges.assign(5, 6, 9)
-        raise KeyError
+
+    def fail_half_way() -> None:
+        with ranges.transaction():
+            ranges.erase(100, 4000)
+            ranges.assign(5, 6, 9)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_half_way()
     assert list(ranges) == before
-    with ranges.transaction():
+    with ranges.transaction() as inside:
+        assert inside is ranges
         ranges.erase(0, TOP)
     assert list(ranges) == []
     ranges.check()
