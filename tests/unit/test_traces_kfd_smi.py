@@ -122,6 +122,12 @@ def test_glued_lines_come_apart():
     assert (tally.read, tally.repaired) == (1, 4)
 
 
+def test_glue_is_not_sought_inside_a_gpu_id(tmp_path):
+    trace = trace_of(tmp_path, "6 1 -1 @10(2) 0->1eac 1 08 5 -1 @10(1eac) U\n9 7 -1 1eac 0\n")
+    assert [row[5] for row in rows(trace)] == [Kind.MIGRATE, Kind.FAULT_END, Kind.QUEUE_EVICT]
+    assert trace.gpu_ids == [0x1EAC]
+
+
 def test_nul_bytes_are_taken_out():
     tally = Summary()
     found = list(events(DATA / "kfd_nul.bin", tally))
@@ -181,6 +187,14 @@ def test_migrations_under_way_are_bounded(tmp_path):
     found = rows(trace)
     assert [row[0] for row in found] == list(range(5000))
     assert trace.summary.counts == {"unpaired_starts": 5000}
+
+
+def test_oldest_migration_is_given_up_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("svmcore.traces.kfd_smi._OPEN_MIGRATIONS", 2)
+    starts = "".join(f"5 {i} -1 @{i:x}(1) 0->7 0:0 1\n" for i in range(3))
+    trace = trace_of(tmp_path, starts + "6 9 -1 @0(1) 0->7 1\n6 9 -1 @2(1) 0->7 1\n")
+    assert [(row[0], row[3]) for row in rows(trace)] == [(0, 0), (9, 0), (2, 7), (1, 0)]
+    assert trace.summary.counts == {"unpaired_starts": 2, "unpaired_ends": 1}
 
 
 def test_end_before_its_start_has_no_negative_duration(tmp_path):

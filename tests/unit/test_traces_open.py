@@ -120,6 +120,14 @@ def test_damaged_compression_is_refused(compress, tmp_path):
             records_of(open_trace(path))
 
 
+def test_digest_covers_bytes_behind_the_compressed_stream(tmp_path):
+    path = tmp_path / "t.xz"
+    path.write_bytes(lzma.compress(b"0x1000,4096\n") + b"\x55" * 900_000)
+    trace = open_trace(path)
+    assert len(records_of(trace)) == 1
+    assert trace.digest == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
 def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = tmp_path / "t.zst"
