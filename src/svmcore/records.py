@@ -27,13 +27,15 @@ class Kind(enum.IntEnum):
     UNMAP = 3
     """The mapping goes."""
     ADVISE = 4
-    """Advice: ``value`` is the advice, ``peer`` the location."""
+    """An attribute: ``access`` is its type (attributes.Attribute), ``peer`` the location
+    it names, ``value`` its value where it takes a number (flags, granularity)."""
     PREFETCH = 5
     """Prefetch to ``peer``."""
     FAULT_END = 16
     """Recorded: a fault was served; ``value`` 1 when pages migrated."""
     MIGRATE = 17
-    """Recorded: pages moved from ``proc`` to ``peer``; ``value`` is the trigger, ``dur_ns`` the time."""
+    """Recorded: pages moved from ``proc`` to ``peer``; ``value`` is the trigger, ``dur_ns``
+    the time."""
     EVICT = 18
     """Recorded: pages left the device ``proc``."""
     UNMAP_GPU = 19

@@ -281,7 +281,7 @@ class KfdReference:
         for page in self._present(first, last):
             self._drop_page(page)
             self.system.discard(page)
-            self.pinned.discard(page)
+        self.pinned = {p for p in self.pinned if not first <= p <= last}
         for table in self.ptes:  # no GPU keeps a way to memory that is gone
             for page in [p for p in table if first <= p <= last]:
                 del table[page]
@@ -396,13 +396,7 @@ class KfdReference:
 
     def fault(self, gpu_id: int, page: int, write: bool, ts: int = 0) -> int:
         """One delivery of a GPU page fault (section 10)."""
-        result = self.result
-        gpu = self._index.get(gpu_id)
-        ret, result.reason, counted = self._fault(gpu, page, write, ts)
-        if counted and gpu is not None:
-            self.faults[gpu] += 1
-        if result.reason in ("stale", "skip_recover", "retry_later"):
-            result.filter_removed.append(page)
+        ret, self.result.reason = self._deliver(self._index.get(gpu_id), page, write, ts)
         return ret
 
     def cpu_access(self, page: int) -> int:
@@ -606,6 +600,27 @@ class KfdReference:
     def mapped(self, gpu: int, page: int, write: bool = False) -> bool:
         """Whether GPU *gpu* (its index) can touch the page without a fault."""
         return self._mapped_for(gpu, page, write)
+
+    def page_states(self, first: int, last: int) -> list[bytes]:
+        """Each page of a span at once, a byte a page.
+
+        Where it is (255 nowhere yet, 0 system memory, 1 + i GPU i), then for
+        each GPU what it may do without a fault (0 nothing, 1 read, 2 write).
+        """
+        rows = [bytearray(b"\xff") * (last - first + 1)]
+        for page in self.system:
+            if first <= page <= last:
+                rows[0][page - first] = 0
+        for page, bo in self.vram.items():
+            if first <= page <= last:
+                rows[0][page - first] = 1 + bo.gpu
+        for table in self.ptes:
+            row = bytearray(last - first + 1)
+            for page, writable in table.items():
+                if first <= page <= last:
+                    row[page - first] = 1 + writable
+            rows.append(row)
+        return [bytes(row) for row in rows]
 
     def check(self) -> None:
         """Every invariant; AssertionError names the broken one."""
@@ -936,6 +951,14 @@ class KfdReference:
 
     # ---- faults (section 10) ---------------------------------------------------------
 
+    def _deliver(self, gpu: int | None, page: int, write: bool, ts: int) -> tuple[int, str]:
+        ret, reason, counted = self._fault(gpu, page, write, ts)
+        if counted and gpu is not None:
+            self.faults[gpu] += 1
+        if reason in ("stale", "skip_recover", "retry_later"):
+            self.result.filter_removed.append(page)
+        return ret, reason
+
     def _fault(self, gpu: int | None, page: int, write: bool, ts: int) -> tuple[int, str, bool]:
         result = self.result
         if gpu is not None and not self.gpus[gpu].svm:
@@ -1084,8 +1107,11 @@ class KfdReference:
                 return 0
             if not self.xnack:
                 return self._fatal(Errno.EACCES, "xnack_off")
-            ret, reason, counted = self._fault(gpu, page, write, 0)
-            self.faults[gpu] += counted
+            result = self.result
+            ret, reason = self._deliver(gpu, page, write, 0)
+            # An access may be delivered often: what one fault decided is not its result.
+            result.best_loc = result.window = None
+            result.migration = result.vram_fallback = result.unregistered = False
             if ret:
                 return self._fatal(-ret, reason)
             if reason == "duplicate":
@@ -1097,9 +1123,9 @@ class KfdReference:
                 self.touch.faults += 1
             elif self.deferred:
                 self.run_deferred()
-            elif reason == "retry_later" and tries < RETRIES:
+            elif tries < RETRIES and (reason == "retry_later" or self.restore_pending):
                 tries += 1
-            elif not self.restore_pending:
+            else:
                 return self._fatal(Errno.ELOOP, "never_resolves")
 
     def _wait_for_queues(self) -> bool:
@@ -1335,6 +1361,8 @@ class KfdReference:
         # 7.3 asks the parent's bits even for a child (section 19.6).
         source = parent if self.rules.mapped_per_gpu else piece
         self._unmap(piece, source, start, end, "unmap_from_cpu", self._mapped_gpus(source))
+        if piece.pending == "unmap":
+            return  # goes as a whole; a part of it must not come back as a range
         if (start, end) == (piece.start, piece.last):
             if piece.is_child:
                 piece.pending = "unmap"

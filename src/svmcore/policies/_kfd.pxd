@@ -202,6 +202,13 @@ cdef struct kfd_t:
     uint64_t vma_first
     uint64_t vma_last
 
+# One attribute of a set_attr call: type and value as the ioctl has them.
+cdef struct attr_t:
+    uint32_t kind
+    uint32_t value
+
+cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attrs, uint32_t n,
+                      uint32_t op, bint* refused) noexcept nogil
 cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexcept nogil
 cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,

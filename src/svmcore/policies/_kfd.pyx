@@ -97,6 +97,7 @@ from .._residency cimport (
     res_reserve,
     res_unpin_all,
     res_where,
+    residency_t,
 )
 from .._types cimport (
     E_ACCES,
@@ -166,10 +167,6 @@ TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
 UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
 WARNINGS = ("bo_not_last_ref",)
 STATES = ("", "no_process", "no_node", "mm_gone", "drain_pagefaults")
-
-cdef struct attr_t:
-    uint32_t kind
-    uint32_t value
 
 # A growing list of range numbers.
 cdef struct list_t:
@@ -1290,6 +1287,8 @@ cdef void unmap_piece(kfd_t* p, uint32_t parent, uint32_t piece, uint64_t first,
     # 7.3 asks the parent's bits even for a child (section 19.6).
     unmap_gpus(p, piece, mapped_gpus(p, parent if p.rules.mapped_per_gpu else piece),
                first, last, UNMAP_FROM_CPU)
+    if pending_of(p, piece) == PENDING_UNMAP:
+        return  # goes as a whole; a part of it must not come back as a range
     if first == r.start and last == r.last:
         if piece != parent:
             side_of(p, piece).pending = PENDING_UNMAP
@@ -1862,9 +1861,9 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             p.engine.processors[1 + gpu].faults += 1
         elif p.ndeferred and kfd_run_deferred(p) == 0:
             pass
-        elif f.reason == REASON_RETRY_LATER and tries < RETRIES:
+        elif tries < RETRIES and (f.reason == REASON_RETRY_LATER or p.restore_pending):
             tries += 1
-        elif not p.restore_pending:
+        else:
             fatal(out, page, -E_LOOP, REASON_NEVER_RESOLVES)
             return
 
@@ -2398,7 +2397,28 @@ cdef class KfdProcess:
             self.p.engine.now = t_ns
         kfd_step(self.p)
 
+    def set_costs(self, costs):
+        """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
+        self.p.engine.costs.fault_ns = costs.fault_ns
+        self.p.engine.costs.unmap_ns = costs.unmap_ns
+        self.p.engine.costs.move_ns = costs.migrate_latency_ns
+        self.p.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
+        self.p.engine.costs.remote_ns = costs.remote_access_ns
+        self.p.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
+
+    def settle(self):
+        """Let the cost of the operation pass: the clock moves on by it."""
+        settle(self.p)
+
     # ---- views ----
+
+    def totals(self):
+        """Counters of the whole process, by name; pages, not bytes."""
+        return dict(self.p.engine.counters)
+
+    def processors(self):
+        """Counters of each processor, by name: the CPU, then the GPUs."""
+        return [dict(self.p.engine.processors[i]) for i in range(1 + self.p.ngpus)]
 
     @property
     def now(self):
@@ -2533,6 +2553,29 @@ cdef class KfdProcess:
         cdef uint64_t stop
         return not res_first_unmapped(self.p.engine.res, gpu, page, page, write, &stop)
 
+    def page_states(self, first, last):
+        """Each page of a span at once, a byte a page.
+
+        Where it is (255 nowhere yet, 0 system memory, 1 + i GPU i), then for
+        each GPU what it may do without a fault (0 nothing, 1 read, 2 write).
+        """
+        cdef residency_t* res = self.p.engine.res
+        cdef uint64_t low = first, count = last - first + 1, i, stop
+        cdef uint32_t gpu
+        cdef unsigned char[::1] view
+        rows = [bytearray(count) for _ in range(1 + self.p.ngpus)]
+        view = rows[0]
+        for i in range(count):
+            view[i] = <uint8_t>(res_where(res, low + i) & 0xff)
+        for gpu in range(self.p.ngpus):
+            view = rows[1 + gpu]
+            for i in range(count):
+                if not res_first_unmapped(res, gpu, low + i, low + i, False, &stop):
+                    view[i] = 1 + (
+                        not res_first_unmapped(res, gpu, low + i, low + i, True, &stop)
+                    )
+        return [bytes(row) for row in rows]
+
     def vma(self, page):
         """The CPU mapping at *page*: (first, last, protection, kind), None without one."""
         cdef uint64_t end
@@ -2541,6 +2584,11 @@ cdef class KfdProcess:
             return None
         prot = ("r" if vma_readable(code) else "") + ("w" if vma_writable(code) else "")
         return self.p.vma_first, end, prot or "-", KINDS[vma_kind(code)]
+
+    def next_vma(self, page):
+        """First page of the next CPU mapping that ends at or after *page*, None without one."""
+        cdef range_entry_t e
+        return e.first if ranges_next(self.p.vmas, page, &e) else None
 
     def work(self):
         """Work counters of the range tree, by name; exact for a given sequence."""

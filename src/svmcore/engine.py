@@ -1,0 +1,869 @@
+"""System and Space: the objects that users hold.
+
+Addresses and sizes are bytes, intervals half-open. The caller owns the clock:
+every call takes ``t_ns`` (default: the space's present time, which never goes
+back) and every result carries ``ready_ns``, when it is done in modelled time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .attributes import (
+    ATTRIBUTE_BY_WORD,
+    LOCATION_SYSTEM,
+    LOCATION_UNDEFINED,
+    Attribute,
+    Flag,
+)
+from .errors import (
+    AddressError,
+    Errno,
+    InvalidArgumentError,
+    OverflowAddressError,
+    error_from_errno,
+)
+from .machine import Machine
+from .policies._kfd import Node
+from .policies.base import Policy, make_policy
+from .policies.outcome import Outcome
+from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, pages_of
+
+__all__ = [
+    "AccessResult",
+    "Explanation",
+    "FaultResult",
+    "RangeInfo",
+    "Space",
+    "System",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessResult:
+    """What a touch met.
+
+    Attributes
+    ----------
+    code : str
+        ``"OK"`` or the errno name of a fatal end, for example ``"EACCES"``.
+    reason : str
+        ``"ok"`` or why it was fatal, for example ``"no_access"``.
+    faults, duplicates : int
+        Faults served on the way, and deliveries that the driver dropped.
+    remote_pages : int
+        Page touches answered from another processor's memory.
+    addr : int or None
+        Byte address of the page of a fatal end.
+    ready_ns : int
+        Modelled time when the touch was done.
+    """
+
+    code: str
+    reason: str
+    faults: int
+    duplicates: int
+    remote_pages: int
+    addr: int | None
+    ready_ns: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every page was served."""
+        return self.code == "OK"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultResult:
+    """One delivery of a page fault by the driver's exact rules.
+
+    Attributes
+    ----------
+    code : str
+        ``"OK"`` (also when the driver drops the delivery) or an errno name.
+    reason : str
+        ``ok``, ``duplicate``, ``stale``, ``no_access`` ... : why it ended so.
+    location : str or None
+        Best restore location, once known: ``"cpu"``, ``"gpu0"`` ...
+    window : (int, int) or None
+        Bytes ``[start, end)`` that the fault restores.
+    migrated_pages : int
+    migration : bool
+        A migration was done, even if no page had to move.
+    effects : Outcome
+        Every effect in order, in pages, as the vector files have it.
+    ready_ns : int
+        Modelled time when the fault was done.
+    """
+
+    code: str
+    reason: str
+    location: str | None
+    window: tuple[int, int] | None
+    migrated_pages: int
+    migration: bool
+    effects: Outcome
+    ready_ns: int
+
+
+class RangeInfo(NamedTuple):
+    """One range of a space, in bytes and names."""
+
+    start: int
+    """First byte address."""
+    size: int
+    """Bytes."""
+    preferred: str
+    """Preferred location: ``cpu``, ``gpu0`` ... or ``undefined``."""
+    prefetch: str
+    """Last prefetch location, likewise."""
+    actual: str
+    """Where pages may be: ``cpu``, or the GPU that may hold some."""
+    granularity: int
+    """log2 of the pages that one fault restores."""
+    flags: Flag
+    access: tuple[str, ...]
+    """GPUs that may access and migrate."""
+    access_in_place: tuple[str, ...]
+    """GPUs that may access in place."""
+    mapped: tuple[str, ...]
+    """GPUs whose page tables have it (drivers before 7.3 know only whether any has)."""
+    device_pages: int
+    """4 KiB pages in GPU memory."""
+
+
+class Explanation(NamedTuple):
+    """Why a GPU's touch of an address would end as it would."""
+
+    addr: int
+    by: str
+    rule: str
+    """The rule that decides, for example ``"access"`` or ``"preferred location"``."""
+    text: str
+    """One sentence for people."""
+    location: str | None
+    """Best restore location, ``None`` where the access is fatal or nothing moves."""
+    window: tuple[int, int] | None
+    """Bytes ``[start, end)`` that a fault would restore."""
+
+
+class System:
+    """One node: its devices' memory, shared by the processes on it.
+
+    Parameters
+    ----------
+    machine : str, Path or Machine
+        A preset's name, a TOML file, or a machine.
+
+    Examples
+    --------
+    >>> system = System("gpu-80g")
+    >>> first, second = system.space(), system.space()
+    >>> system.used("gpu0")
+    0
+    """
+
+    def __init__(self, machine: str | Path | Machine = "gpu-80g") -> None:
+        self.machine = Machine.resolve(machine)
+        self._node = Node()
+
+    def space(self, policy: str | Policy = "kfd", **settings: Any) -> Space:
+        """A process on this node; parameters as :class:`Space`."""
+        return Space(self.machine, policy=policy, system=self, **settings)
+
+    def used(self, gpu: str) -> int:
+        """Bytes of the GPU's memory that objects of all processes take."""
+        return int(self._node.used(_gpu_index(gpu, self.machine)) * PAGE_SIZE)
+
+
+class Space:
+    """One process's shared virtual memory on a machine.
+
+    By task: mappings :meth:`map`, :meth:`unmap`, :meth:`protect`,
+    :meth:`invalidate`; attributes :meth:`set_attr`, :meth:`get_attr`,
+    :meth:`prefetch`, :meth:`advise`, :meth:`set_xnack`; touches :meth:`access`,
+    :meth:`fault`; views :meth:`ranges`, :meth:`residency`, :meth:`explain`,
+    :meth:`counters`; clock :attr:`now_ns`, :meth:`step`, :meth:`next_event_ns`;
+    memory pressure :meth:`evict`.
+
+    Parameters
+    ----------
+    machine : str, Path or Machine
+        A preset's name (``gpu-80g``), a TOML file, or a machine.
+    policy : str or Policy
+        ``"kfd"`` or ``"kfd(kernel=6.12, xnack=off)"``.
+    system : System, optional
+        The node to live on; a node of its own when not given.
+    **settings
+        Parameters of the policy that replace those in *policy*.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an unknown machine, policy or parameter.
+
+    Thread safety
+    -------------
+    One thread at a time uses a space, and the spaces of one system. Independent
+    spaces run side by side.
+
+    Examples
+    --------
+    >>> space = Space("gpu-80g")
+    >>> space.map(0x7F00_0000_0000, 64 << 20)
+    >>> space.access(0x7F00_0000_0000, 8 << 20, by="gpu0", write=True).faults
+    4
+    >>> space.residency(0x7F00_0000_0000, 8 << 20)
+    [(139637976727552, 8388608, 'gpu0')]
+    """
+
+    def __init__(
+        self,
+        machine: str | Path | Machine = "gpu-80g",
+        *,
+        policy: str | Policy = "kfd",
+        system: System | None = None,
+        **settings: Any,
+    ) -> None:
+        self.machine = Machine.resolve(machine)
+        self.policy = make_policy(policy, **settings)
+        self.system = system or System(self.machine)
+        #: The process that decides; its own interface speaks pages and errnos.
+        self.process = self.policy.create(self.machine, self.system._node)
+
+    def __repr__(self) -> str:
+        return f"<Space of {len(self.process)} ranges, {self.policy}, on {self.machine.name}>"
+
+    # ---- clock -----------------------------------------------------------------------
+
+    @property
+    def now_ns(self) -> int:
+        """Present modelled time, ns."""
+        return int(self.process.now)
+
+    def next_event_ns(self) -> int | None:
+        """When the next pending work is due, ``None`` without any."""
+        due = self.process.next_event_ns
+        return None if due is None else int(due)
+
+    def step(self, t_ns: int | None = None) -> int:
+        """Move the clock to *t_ns* and run what is due by then; the present time.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *t_ns* lies in the past.
+        """
+        self.process.step(self._time(t_ns))
+        return self.now_ns
+
+    # ---- mappings --------------------------------------------------------------------
+
+    def map(
+        self,
+        addr: int,
+        size: int,
+        *,
+        prot: str = "rw",
+        kind: str = "anon",
+        t_ns: int | None = None,
+    ) -> None:
+        """A CPU mapping appears.
+
+        Parameters
+        ----------
+        addr, size : int
+            Bytes, page aligned.
+        prot : str
+            ``"rw"``, ``"r"``, ``"w"`` or ``"-"``.
+        kind : str
+            ``anon``, ``file``, ``heap``, ``stack``, ``io`` or ``pfnmap``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Misaligned, empty, an unknown protection or kind, or overlapping a
+            mapping (code EEXIST).
+        OverflowAddressError
+            If it passes 2**64.
+        """
+        first, last = self._pages(addr, size)
+        _check_prot(prot)
+        if kind not in ("anon", "file", "heap", "stack", "io", "pfnmap"):
+            raise InvalidArgumentError(
+                f"map {addr:#x}: kind {kind!r}, expected anon, file, heap, stack, io or pfnmap"
+            )
+        self.process.step(self._time(t_ns))
+        ret = self.process.mmap(first, last, prot, kind)
+        if ret == -Errno.EEXIST:
+            raise error_from_errno(
+                ret, f"map {addr:#x} of {size:#x} bytes: expected no mapping there yet"
+            )
+        self._raise(ret, f"map {addr:#x} of {size:#x} bytes")
+
+    def unmap(self, addr: int, size: int, t_ns: int | None = None) -> None:
+        """CPU mappings go; the ranges on them follow at the next step (section 13).
+
+        Raises
+        ------
+        InvalidArgumentError
+            Misaligned or empty.
+        """
+        first, last = self._pages(addr, size)
+        self.process.step(self._time(t_ns))
+        self._raise(self.process.munmap(first, last), f"unmap {addr:#x} of {size:#x} bytes")
+        self.process.settle()
+
+    def protect(self, addr: int, size: int, prot: str, t_ns: int | None = None) -> None:
+        """The protection of mapped pages changes (mprotect).
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is a hole; what lies before it stays changed, as in Linux.
+        """
+        first, last = self._pages(addr, size)
+        _check_prot(prot)
+        self.process.step(self._time(t_ns))
+        ret = self.process.mprotect(first, last, prot)
+        self._raise(ret, f"protect {addr:#x} of {size:#x} bytes: expected all of it mapped")
+        self.process.settle()
+
+    def invalidate(self, addr: int, size: int, t_ns: int | None = None) -> None:
+        """The CPU page tables change without loss of data (an MMU notification)."""
+        first, last = self._pages(addr, size)
+        self.process.step(self._time(t_ns))
+        self.process.invalidate(first, last)
+        self.process.settle()
+
+    # ---- attributes ------------------------------------------------------------------
+
+    def set_attr(
+        self,
+        addr: int,
+        size: int,
+        attrs: Mapping[str, Any] | Iterable[tuple[str | int, Any]],
+        t_ns: int | None = None,
+    ) -> int:
+        """Set attributes of ``[addr, addr + size)``, as the driver's ioctl does.
+
+        Parameters
+        ----------
+        addr, size : int
+            Bytes, page aligned.
+        attrs : mapping or sequence of (attribute, value)
+            Attribute: a KFD name (``PREFERRED_LOC``), its number or a neutral
+            word (``preferred_location``). Value: a location (``"cpu"``,
+            ``"gpu0"``, ``"undefined"``), a flag or a number.
+
+        Returns
+        -------
+        int
+            Modelled time when it was done, ns.
+
+        Raises
+        ------
+        SvmError
+            The subclass of the driver's errno. A refused call leaves the state
+            as it was; an error in moving or mapping leaves the attributes set,
+            as in the driver.
+
+        Complexity
+        ----------
+        O(log n + ranges in the interval), plus the pages that move.
+
+        Source
+        ------
+        KFD ``svm_range_set_attr``; cases ``kfd_d01`` to ``kfd_d19``.
+        """
+        items = attrs.items() if isinstance(attrs, Mapping) else attrs
+        pairs = [self._attribute(name, value) for name, value in items]
+        self._check_span(addr, size)
+        self.process.step(self._time(t_ns))
+        ret = self.process.set_attr(addr, size, pairs)
+        self.process.settle()
+        self._raise(ret, f"set_attr {addr:#x} of {size:#x} bytes")
+        return self.now_ns
+
+    def get_attr(self, addr: int, size: int, t_ns: int | None = None) -> dict[str, Any]:
+        """Attributes of ``[addr, addr + size)``, aggregated as the driver's ioctl does.
+
+        Returns
+        -------
+        dict
+            ``preferred``, ``prefetch`` (locations), ``flags`` set on all ranges,
+            ``any_flags`` set on any, ``granularity`` (the least), and ``access``:
+            GPU name -> ``access``, ``access_in_place`` or ``no_access``.
+        """
+        self._check_span(addr, size)
+        gpus = self.machine.gpus
+        wanted = [
+            (Attribute.PREFERRED_LOC, 0),
+            (Attribute.PREFETCH_LOC, 0),
+            (Attribute.SET_FLAGS, 0),
+            (Attribute.CLR_FLAGS, 0),
+            (Attribute.GRANULARITY, 0),
+            *((Attribute.ACCESS, gpu.id) for gpu in gpus),
+        ]
+        now = self._time(t_ns)
+        self.process.step(now)
+        outcome = self.process.begin(now)
+        ret = self.process.get_attr(addr, size, wanted)
+        self.process.finish(ret)
+        self._raise(ret, f"get_attr {addr:#x} of {size:#x} bytes")
+        out = outcome.out or []
+        values = [value for _, value in out[:5]]
+        return {
+            "preferred": self.location_name(values[0]),
+            "prefetch": self.location_name(values[1]),
+            "flags": Flag(values[2]),
+            "any_flags": Flag(~values[3] & 0xFF),
+            "granularity": values[4],
+            "access": {
+                self.location_name(gpu_id): Attribute(kind).name.lower() for kind, gpu_id in out[5:]
+            },
+        }
+
+    def prefetch(self, addr: int, size: int, to: str, t_ns: int | None = None) -> int:
+        """Move the pages to a location now; modelled time when it was done, ns.
+
+        A prefetch to a full device is no error: nothing moves (section 5).
+        """
+        return self.set_attr(addr, size, [(Attribute.PREFETCH_LOC, to)], t_ns)
+
+    def advise(
+        self,
+        addr: int,
+        size: int,
+        advice: str,
+        location: str | None = None,
+        value: int | None = None,
+        t_ns: int | None = None,
+    ) -> int:
+        """Give advice by a neutral word; modelled time when it was done, ns.
+
+        Parameters
+        ----------
+        advice : str
+            ``preferred_location``, ``accessed_by``, ``access_in_place``,
+            ``no_access``, ``prefetch`` (with *location*); ``granularity``,
+            ``set_flags``, ``clear_flags`` (with *value*); ``read_mostly``,
+            ``coarse_grain``, ``fine_grain`` (neither).
+        """
+        flags = {
+            "read_mostly": (Attribute.SET_FLAGS, Flag.GPU_READ_MOSTLY),
+            "coarse_grain": (Attribute.CLR_FLAGS, Flag.COHERENT),
+            "fine_grain": (Attribute.SET_FLAGS, Flag.COHERENT),
+        }
+        if advice in flags:
+            return self.set_attr(addr, size, [flags[advice]], t_ns)
+        if advice not in ATTRIBUTE_BY_WORD:
+            known = ", ".join(sorted([*ATTRIBUTE_BY_WORD, *flags]))
+            raise InvalidArgumentError(f"advice {advice!r}: expected one of {known}")
+        argument = location if ATTRIBUTE_BY_WORD[advice] <= Attribute.NO_ACCESS else value
+        if argument is None:
+            needed = "location" if ATTRIBUTE_BY_WORD[advice] <= Attribute.NO_ACCESS else "value"
+            raise InvalidArgumentError(f"advice {advice}: {needed} is missing")
+        return self.set_attr(addr, size, [(advice, argument)], t_ns)
+
+    def set_xnack(self, on: bool) -> None:
+        """Switch retried faults on or off: ranges keep their bits (section 15c)."""
+        self.process.set_xnack(on)
+
+    # ---- touches ---------------------------------------------------------------------
+
+    def access(
+        self,
+        addr: int,
+        size: int = 1,
+        by: str = "gpu0",
+        write: bool = False,
+        t_ns: int | None = None,
+    ) -> AccessResult:
+        """A touch of ``[addr, addr + size)``: silent where mapped, else a fault.
+
+        A fault is delivered again at the earliest time it can succeed, until it
+        is served or fatal; the wait enters the modelled time.
+
+        Parameters
+        ----------
+        addr, size : int
+            Bytes; need not be aligned.
+        by : str
+            ``"cpu"``, ``"gpu0"`` ...
+        write : bool
+        t_ns : int, optional
+            When; the present time by default.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an unknown processor, an empty span or a time in the past. A
+            fatal access is a result, not an exception.
+
+        Complexity
+        ----------
+        O(2 MiB blocks touched + windows served).
+        """
+        first, last = pages_of(addr, size)
+        processor = self._processor(by)
+        self.process.step(self._time(t_ns))
+        ret, reason, faults, duplicates, remote, page = self.process.access(
+            processor, first, last, write
+        )
+        return AccessResult(
+            _code(ret),
+            reason,
+            faults,
+            duplicates,
+            remote,
+            page << PAGE_SHIFT if ret else None,
+            self.now_ns,
+        )
+
+    def fault(
+        self,
+        addr: int,
+        by: str = "gpu0",
+        write: bool = False,
+        t_ns: int | None = None,
+        *,
+        timestamp: int = 0,
+    ) -> FaultResult:
+        """One delivery of a GPU page fault by the driver's exact rules.
+
+        Parameters
+        ----------
+        addr : int
+            Any byte of the page.
+        timestamp : int
+            Time stamp of the fault in the GPU's ring, for stale faults.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an unknown processor, the CPU, or a time in the past.
+
+        Source
+        ------
+        KFD ``svm_range_restore_pages``; cases ``kfd_d20`` to ``kfd_d33``.
+        """
+        first, _ = pages_of(addr, 1)
+        index = self._processor(by) - 1
+        if index < 0:
+            raise InvalidArgumentError("fault by 'cpu': expected a GPU; use access() for the CPU")
+        now = self._time(t_ns)
+        self.process.step(now)
+        outcome = self.process.begin(now)
+        ret = self.process.fault(self.machine.gpus[index].id, first, write, timestamp)
+        self.process.finish(ret)
+        self.process.settle()
+        window = outcome.window
+        return FaultResult(
+            _code(ret),
+            outcome.reason,
+            None if outcome.best_loc is None else self.location_name(outcome.best_loc),
+            None if window is None else (window[0] << PAGE_SHIFT, (window[1] + 1) << PAGE_SHIFT),
+            sum(row[5] for row in outcome.migr),
+            outcome.migration,
+            outcome,
+            self.now_ns,
+        )
+
+    def evict(self, addr: int, t_ns: int | None = None) -> bool:
+        """Memory pressure takes the VRAM object of the range at *addr*; whether there was one."""
+        first, _ = pages_of(addr, 1)
+        self.process.step(self._time(t_ns))
+        evicted = self.process.evict(first) == 0
+        self.process.settle()
+        return evicted
+
+    # ---- views -----------------------------------------------------------------------
+
+    def ranges(self) -> list[RangeInfo]:
+        """Every range in address order."""
+        return [self._range_info(row) for row in self.process.ranges()]
+
+    def residency(self, addr: int, size: int) -> list[tuple[int, int, str]]:
+        """Where the pages of ``[addr, addr + size)`` are.
+
+        Returns
+        -------
+        list of (start, size, where)
+            Bytes, whole pages, in order; *where* is ``"cpu"``, ``"gpu0"`` ... or
+            ``"absent"`` for pages that nobody touched yet. Neighbours differ.
+
+        Complexity
+        ----------
+        O(pages asked for).
+        """
+        first, last = pages_of(addr, size)
+        runs: list[tuple[int, int, str]] = []
+        start, where = first, self.process.where(first)
+        for page in range(first + 1, last + 2):
+            here = self.process.where(page) if page <= last else None
+            if here != where:
+                name = "absent" if where < 0 else _processor_name(where)
+                runs.append((start << PAGE_SHIFT, (page - start) << PAGE_SHIFT, name))
+                start, where = page, here
+        return runs
+
+    def explain(self, addr: int, by: str = "gpu0", write: bool = False) -> Explanation:
+        """Which rule decides a touch of *addr*, and what it would do; changes nothing.
+
+        Parameters
+        ----------
+        addr : int
+            Any byte of the page.
+        by : str
+            The GPU, or ``"cpu"``.
+        write : bool
+
+        Source
+        ------
+        KFD order of decisions and best restore location (sections 10 and 10.1).
+        """
+        page, _ = pages_of(addr, 1)
+        processor = self._processor(by)
+        rule, text, location, window = self._decide(page, processor, write)
+        return Explanation(addr, by, rule, text, location, window)
+
+    def counters(self) -> dict[str, int]:
+        """Counters of the whole space, by name; sizes in bytes.
+
+        ``migrations`` counts moves of more than 0 pages, ``migration_attempts``
+        all moves tried.
+        """
+        totals = self.process.totals()
+        processors = self.process.processors()
+        return {
+            "faults": sum(p["faults"] for p in processors),
+            "duplicate_faults": sum(p["duplicates"] for p in processors),
+            "migrations": totals["migrations"],
+            "migration_attempts": totals["migration_attempts"],
+            "migrated_pages": totals["migrated_pages"],
+            "migrated_bytes": totals["migrated_pages"] * PAGE_SIZE,
+            "bytes_to_device": totals["pages_to_device"] * PAGE_SIZE,
+            "bytes_to_host": totals["pages_to_host"] * PAGE_SIZE,
+            "evictions": totals["evictions"],
+            "evicted_bytes": totals["evicted_pages"] * PAGE_SIZE,
+            "duplicated_bytes": 0,
+            "remote_accesses": sum(p["remote_pages"] for p in processors),
+            "pages_touched": sum(p["pages_touched"] for p in processors),
+            "unmaps": totals["unmaps"],
+            "maps": totals["maps"],
+            "queue_evictions": totals["queue_evictions"],
+            "queue_restores": totals["queue_restores"],
+            "errors": sum(p["fatal"] for p in processors),
+        }
+
+    def counters_by_processor(self) -> dict[str, dict[str, int]]:
+        """Counters of each processor that did anything, by its name."""
+        return {
+            _processor_name(number): counters
+            for number, counters in enumerate(self.process.processors())
+            if any(counters.values())
+        }
+
+    def location_name(self, location: int) -> str:
+        """Name of a KFD location value: ``cpu``, ``gpu0`` ... or ``undefined``."""
+        if location == LOCATION_SYSTEM:
+            return "cpu"
+        for index, gpu in enumerate(self.machine.gpus):
+            if gpu.id == location:
+                return f"gpu{index}"
+        return "undefined"
+
+    # ---- helpers ---------------------------------------------------------------------
+
+    def _time(self, t_ns: int | None) -> int:
+        now = self.now_ns
+        if t_ns is None:
+            return now
+        if t_ns < now:
+            raise InvalidArgumentError(
+                f"t_ns {t_ns}: expected {now} or later, the clock never goes back"
+            )
+        return t_ns
+
+    def _check_span(self, addr: int, size: int) -> None:
+        if addr < 0 or size <= 0 or (addr | size) & PAGE_MASK:
+            raise InvalidArgumentError(
+                f"addr {addr:#x}, size {size:#x}: expected multiples of {PAGE_SIZE} bytes, "
+                "size more than 0"
+            )
+        if addr + size > ADDRESS_LIMIT:
+            raise OverflowAddressError(f"addr {addr:#x} + size {size:#x} passes 2**64")
+
+    def _pages(self, addr: int, size: int) -> tuple[int, int]:
+        self._check_span(addr, size)
+        return pages_of(addr, size)
+
+    def _processor(self, name: str) -> int:
+        if name == "cpu":
+            return 0
+        return _gpu_index(name, self.machine) + 1
+
+    def _attribute(self, name: str | int, value: Any) -> tuple[int, int]:
+        if isinstance(name, str):
+            known = ATTRIBUTE_BY_WORD.get(name)
+            if known is None and name in Attribute.__members__:
+                known = Attribute[name]
+            if known is None:
+                words = ", ".join([*Attribute.__members__, *ATTRIBUTE_BY_WORD])
+                raise InvalidArgumentError(f"attribute {name!r}: expected one of {words}")
+            name = known
+        if isinstance(value, str):
+            if value == "undefined":
+                value = LOCATION_UNDEFINED
+            elif value == "cpu":
+                value = LOCATION_SYSTEM
+            else:
+                value = self.machine.gpus[_gpu_index(value, self.machine)].id
+        value = int(value)
+        if not 0 <= name < 1 << 32 or not 0 <= value < 1 << 32:
+            raise InvalidArgumentError(
+                f"attribute {name} = {value}: expected numbers of 0 to 0xffffffff"
+            )
+        return int(name), value
+
+    def _raise(self, ret: int, what: str) -> None:
+        if ret == -Errno.EFAULT:
+            raise AddressError(f"{what}: EFAULT, expected all of it mapped, no device memory")
+        if ret:
+            error = error_from_errno(ret, what)
+            raise type(error)(f"{what}: {error.code}")
+
+    def _range_info(self, row: tuple[int, ...]) -> RangeInfo:
+        def names(bits: int) -> tuple[str, ...]:
+            return tuple(f"gpu{i}" for i in range(len(self.machine.gpus)) if bits >> i & 1)
+
+        start, last, preferred, prefetch, actual, granularity, flags, access, aip, mapped = row[:10]
+        return RangeInfo(
+            start << PAGE_SHIFT,
+            (last - start + 1) << PAGE_SHIFT,
+            self.location_name(preferred),
+            self.location_name(prefetch),
+            self.location_name(actual),
+            granularity,
+            Flag(flags & 0xFF),
+            names(access),
+            names(aip),
+            names(mapped) if self.process.rules.mapped_per_gpu else ("any",) * mapped,
+            row[10],
+        )
+
+    def _decide(
+        self, page: int, processor: int, write: bool
+    ) -> tuple[str, str, str | None, tuple[int, int] | None]:
+        process = self.process
+        vma = process.vma(page)
+        if vma is None:
+            return "no mapping", "No CPU mapping at this address: the access is fatal.", None, None
+        allowed = "r" in vma[2] and (not write or "w" in vma[2])
+        if processor == 0:
+            return self._decide_cpu(page, allowed)
+        gpu = processor - 1
+        name = f"gpu{gpu}"
+        if process.mapped(gpu, page, write):
+            here = process.where(page)
+            place = _processor_name(max(here, 0))
+            return "mapped", f"{name} has the page mapped in {place}: no fault.", None, None
+        if not process.xnack:
+            text = f"XNACK is off and {name} has no mapping: the access is fatal."
+            return "xnack off", text, None, None
+        if not allowed:
+            return "protection", f"The mapping allows {vma[2]!r} only: fatal.", None, None
+        row = process.find(page)
+        if row is None:
+            return self._decide_unregistered(page, vma, name)
+        info = self._range_info(row)
+        window = self._window(page, row[5], row[0], row[1])
+        rule, text, location = self._best(info, gpu)
+        return rule, text, location, window if location else None
+
+    def _decide_cpu(
+        self, page: int, allowed: bool
+    ) -> tuple[str, str, str | None, tuple[int, int] | None]:
+        if not allowed:
+            return "protection", "The mapping does not allow it: fatal.", None, None
+        where = self.process.where(page)
+        if where <= 0:
+            return "system memory", "The page is in system memory: no driver fault.", None, None
+        if self.machine.gpus[where - 1].coherent:
+            return "coherent", "The CPU reads this GPU's memory in place.", None, None
+        row = self.process.find(page)
+        window = self._window(page, row[5], row[0], row[1]) if row else None
+        text = f"The page is in gpu{where - 1}'s memory: its window moves to system memory."
+        return "cpu fault", text, "cpu", window
+
+    def _decide_unregistered(
+        self, page: int, vma: tuple[int, int, str, str], name: str
+    ) -> tuple[str, str, str | None, tuple[int, int] | None]:
+        if vma[3] in ("io", "pfnmap"):
+            return "device mapping", "Device memory cannot be mapped: fatal.", None, None
+        granularity = getattr(self.policy, "granularity", 9)
+        window = self._window(page, granularity, vma[0], vma[1])
+        location = "cpu" if vma[3] in ("heap", "stack") else name
+        if self.machine.gpus[int(name[3:])].apu:
+            location = "cpu"
+        text = (
+            f"No range here: one of up to {1 << granularity} pages is made with defaults, "
+            f"then its pages are restored to {location}."
+        )
+        return "unregistered", text, location, window
+
+    def _best(self, info: RangeInfo, gpu: int) -> tuple[str, str, str | None]:
+        name = f"gpu{gpu}"
+        if self.machine.gpus[gpu].apu and self.process.rules.apu_prefers_system:
+            return "apu", f"{name} shares memory with the CPU: pages stay there.", "cpu"
+        if info.preferred in (name, "cpu") or (
+            info.preferred != "undefined" and self._reaches(gpu, int(info.preferred[3:]))
+        ):
+            text = f"The preferred location {info.preferred} decides."
+            return "preferred location", text, info.preferred
+        if name in info.access:
+            return "access", f"{name} has access: pages migrate to it.", name
+        if name in info.access_in_place:
+            actual = info.actual
+            reachable = actual != "cpu" and self._reaches(gpu, int(actual[3:]))
+            place = actual if reachable else "cpu"
+            return "access in place", f"{name} accesses in place: restored in {place}.", place
+        return "no access", f"{name} has no access to this range: the access is fatal.", None
+
+    def _reaches(self, a: int, b: int) -> bool:
+        one, other = self.machine.gpus[a], self.machine.gpus[b]
+        same_device = a == b or (one.adev >= 0 and one.adev == other.adev)
+        return same_device or (one.hive != 0 and one.hive == other.hive)
+
+    @staticmethod
+    def _window(page: int, granularity: int, start: int, last: int) -> tuple[int, int]:
+        low = page >> granularity << granularity
+        high = low + (1 << granularity)
+        return max(low, start) << PAGE_SHIFT, min(high, last + 1) << PAGE_SHIFT
+
+
+def _check_prot(prot: str) -> None:
+    if prot not in ("rw", "r", "w", "-"):
+        raise InvalidArgumentError(f"protection {prot!r}: expected 'rw', 'r', 'w' or '-'")
+
+
+def _code(ret: int) -> str:
+    if ret == 0:
+        return "OK"
+    return Errno(-ret).name
+
+
+def _processor_name(number: int) -> str:
+    return "cpu" if number == 0 else f"gpu{number - 1}"
+
+
+def _gpu_index(name: str, machine: Machine) -> int:
+    digits = name[3:] if name.startswith("gpu") else ""
+    if not digits.isdigit() or int(digits) >= len(machine.gpus):
+        known = ", ".join(["cpu", *(f"gpu{i}" for i in range(len(machine.gpus)))])
+        raise InvalidArgumentError(f"processor {name!r}: expected one of {known}")
+    return int(digits)

@@ -1,0 +1,171 @@
+"""What every policy shares: its parameters, its name, and the registry.
+
+A policy is one file: a frozen dataclass of parameters, registered by the
+decorator :func:`register` (or found through the entry-point group
+``svmcore.policies``), that makes the process which decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import InvalidArgumentError
+from ..machine import Machine
+
+__all__ = ["Policy", "make_policy", "policy_class", "policy_names", "register"]
+
+_GROUP = "svmcore.policies"
+_SPEC = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_WORDS = {"true": True, "on": True, "yes": True, "1": True}
+_WORDS |= {"false": False, "off": False, "no": False, "0": False}
+
+
+class Policy:
+    """Base of the policies: a frozen dataclass whose fields are its parameters."""
+
+    #: Name on the command line; set by :func:`register`.
+    name: ClassVar[str] = ""
+
+    def create(self, machine: Machine, node: Any = None) -> Any:  # noqa: ANN401 - compiled
+        """A process on *machine* that decides by this policy.
+
+        Parameters
+        ----------
+        machine : Machine
+        node : object, optional
+            Device memory to share with other processes.
+        """
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Every parameter with its value, as results report it."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+_P = TypeVar("_P", bound=type[Policy])
+_known: dict[str, type[Policy]] = {}
+
+
+def register(name: str) -> Callable[[_P], _P]:
+    """Class decorator: make the policy known by *name*.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If another class has the name.
+    """
+
+    def known(cls: _P) -> _P:
+        other = _known.get(name)
+        if other is not None and other.__qualname__ != cls.__qualname__:
+            raise InvalidArgumentError(f"policy {name!r} is registered already: {other}")
+        cls.name = name
+        _known[name] = cls
+        return cls
+
+    return known
+
+
+def _discover() -> None:
+    """Import every policy file of this folder, then those of other packages."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{__package__}.{module.name}")
+    for entry in metadata.entry_points(group=_GROUP):
+        if entry.name not in _known:
+            register(entry.name)(entry.load())
+
+
+def policy_names() -> list[str]:
+    """Names of all policies, those of installed packages too."""
+    _discover()
+    return sorted(_known)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class of a policy.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is none; the message lists those there are.
+    """
+    if name not in _known:
+        _discover()
+    if name not in _known:
+        raise InvalidArgumentError(f"policy {name!r}: expected one of {', '.join(sorted(_known))}")
+    return _known[name]
+
+
+def make_policy(spec: str | Policy, **settings: Any) -> Policy:  # noqa: ANN401 - any parameter
+    """A policy from ``"name"`` or ``"name(key=value, ...)"``.
+
+    Parameters
+    ----------
+    spec : str or Policy
+    **settings
+        Parameters that replace those of *spec*; strings are converted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a malformed spec, an unknown name or parameter (the known ones are
+        listed), or a value of the wrong type.
+    """
+    if isinstance(spec, Policy):
+        return _build(type(spec), spec.settings() | settings)
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise InvalidArgumentError(f"policy {spec!r}: expected name or name(key=value, ...)")
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"policy {spec!r}: {item!r}: expected key=value")
+        values[key.strip()] = value.strip()
+    return _build(policy_class(match.group(1)), values | settings)
+
+
+def _build(cls: type[Policy], values: dict[str, Any]) -> Policy:
+    types_ = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise InvalidArgumentError(
+                f"policy {cls.name}: unknown parameter {key!r}, expected {', '.join(fields)}"
+            )
+    return cls(**{key: _convert(cls, key, types_[key], value) for key, value in values.items()})
+
+
+def _convert(cls: type[Policy], key: str, kind: Any, value: Any) -> Any:  # noqa: ANN401
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and type(None) in options:
+        return None
+    kind = next(option for option in options if option is not type(None))
+    if kind is bool:
+        word = _WORDS.get(str(value).lower())
+        if word is not None:
+            return word
+    elif kind is int:
+        try:
+            return value if isinstance(value, int) else int(str(value), 0)
+        except ValueError:
+            pass
+    elif kind is float:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    else:
+        return str(value)
+    wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
+    raise InvalidArgumentError(f"policy {cls.name}: {key} = {value!r}, expected {wanted}")

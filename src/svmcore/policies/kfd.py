@@ -1,0 +1,71 @@
+"""The AMD KFD SVM driver as a policy; its decisions are compiled in ``_kfd``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidArgumentError
+from ..machine import Machine
+from .base import Policy, register
+from .kernels import kernel_rules
+
+__all__ = ["Kfd"]
+
+
+@register("kfd")
+@dataclass(frozen=True)
+class Kfd(Policy):
+    """AMD KFD SVM: ranges with attributes, faults by granularity window.
+
+    Parameters
+    ----------
+    kernel : str
+        Driver version: 7.3, 6.12, 6.1 or a point release of one.
+    xnack : bool
+        GPU page faults are retried (on) or fatal (off).
+    granularity : int
+        Process default granularity, log2 of 4 KiB pages, 0 to 27 (the module
+        parameter ``svm_default_granularity``).
+    max_svm_range_pages : int or None
+        Largest range made at once; None: a 32nd of the smallest GPU memory.
+    evict_on_full : bool
+        A full GPU memory evicts the oldest objects; off, the move fails and
+        pages stay in system memory.
+
+    Source
+    ------
+    AMD KFD SVM attribute document and driver; ``docs/explain/kfd.md``.
+    """
+
+    kernel: str = "7.3"
+    xnack: bool = True
+    granularity: int = 9
+    max_svm_range_pages: int | None = None
+    evict_on_full: bool = True
+
+    def __post_init__(self) -> None:
+        kernel_rules(self.kernel)
+        if not 0 <= self.granularity <= 27:
+            raise InvalidArgumentError(
+                f"policy kfd: granularity = {self.granularity}, expected 0 to 27"
+            )
+        if self.max_svm_range_pages is not None and self.max_svm_range_pages < 1:
+            raise InvalidArgumentError(
+                f"policy kfd: max_svm_range_pages = {self.max_svm_range_pages}, expected 1 or more"
+            )
+
+    def create(self, machine: Machine, node: Any = None) -> Any:
+        from ._kfd import KfdProcess  # noqa: PLC0415 - the specification runs without it
+
+        process = KfdProcess(
+            machine.gpus,
+            xnack=self.xnack,
+            kernel=self.kernel,
+            max_svm_range_pages=self.max_svm_range_pages,
+            default_granularity=self.granularity,
+            evict_on_full=self.evict_on_full,
+            node=node,
+        )
+        process.set_costs(machine.costs)
+        return process

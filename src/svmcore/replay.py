@@ -1,0 +1,332 @@
+"""Replay: a trace through a space, in chunks, and the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._faults import REASONS
+from ._replay import OUTCOME, replay_chunk
+from .engine import Space
+from .errors import InvalidArgumentError, error_from_errno
+from .policies.base import Policy
+from .records import RECORD, Kind, processor_code
+from .result import BOUND_NOTE, BUFFER, Result
+from .traces import Mapping, Trace, open_trace
+from .traces.base import Spans
+from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+
+__all__ = ["replay"]
+
+#: Records handed to the compiled loop at once.
+CHUNK = 1 << 16
+
+
+def replay(
+    trace: Trace | str | PathLike[str] | npt.NDArray[np.void],
+    space: Space,
+    *,
+    by: str = "gpu0",
+    raw_faults: bool = False,
+    strict: bool = False,
+    outcomes: bool = False,
+    chunk: int = CHUNK,
+    progress: Callable[[int], None] | None = None,
+) -> Result:
+    """Replay a trace into a space.
+
+    The trace's mappings are mapped first (whole pages), then its records are
+    replayed in order: accesses, and recorded faults as accesses (the page was
+    needed then), are served until done; mappings, advice and prefetches take
+    effect; recorded outcomes are skipped. Modelled time moves by what faults,
+    moves and remote touches cost and, in an access trace, by each record's own
+    compute time; a record of a fault trace is not handled before its own time.
+
+    Parameters
+    ----------
+    trace : Trace, path, or ndarray of RECORD
+    space : Space
+        Its state, clock and counters move on.
+    by : str
+        Processor of records that name none.
+    raw_faults : bool
+        Deliver recorded faults once, by the driver's exact rules.
+    strict : bool
+        Raise at the first fatal record instead of counting it.
+    outcomes : bool
+        Keep what each record did (40 bytes a record).
+    chunk : int
+        Records handed to the compiled loop at once; the result does not depend on it.
+    progress : callable, optional
+        Called with the records done so far, once a chunk.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    TraceError
+        If the trace cannot be read.
+    InvalidArgumentError
+        If a record's processor is none of the machine's, or *chunk* is below 1.
+    SvmError
+        With *strict*: the driver's error of the first fatal record.
+
+    Complexity
+    ----------
+    O(records + windows served); memory O(chunk + mappings + ranges).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from svmcore.records import RECORD
+    >>> touches = np.zeros(4, RECORD)
+    >>> touches["addr"] = [0x10000, 0x11000, 0x10000, 0x12000]
+    >>> touches["size"], touches["proc"] = 4096, 1
+    >>> replay(touches, Space("gpu-80g", granularity=0)).counters["faults"]
+    3
+    """
+    if chunk < 1:
+        raise InvalidArgumentError(f"chunk of {chunk} records: expected at least 1")
+    started = time.perf_counter()
+    source = _open(trace)
+    code = processor_code_of(by, space)
+    mappings = source.mappings()
+    # Objects may have mapped memory already: only what is missing is added.
+    for first, last in _page_spans(mappings):
+        _map_missing(space, first, last)
+    run = _Run(space, source, mappings, code, raw_faults, strict, keep=outcomes)
+    for records in source.chunks(chunk):
+        run.add(records)
+        if progress is not None:
+            progress(run.done)
+    return run.result(by, raw_faults, time.perf_counter() - started)
+
+
+def processor_code_of(name: str, space: Space) -> int:
+    """Record code of a processor of the space's machine."""
+    try:
+        code = processor_code(name)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
+    if code > len(space.machine.gpus):
+        known = ", ".join(["cpu", *(f"gpu{i}" for i in range(len(space.machine.gpus)))])
+        raise InvalidArgumentError(f"processor {name!r}: expected one of {known}")
+    return code
+
+
+class _Run:
+    """One replay on its way: what the chunks added up to."""
+
+    def __init__(
+        self,
+        space: Space,
+        source: Trace | _Array,
+        mappings: Sequence[Mapping],
+        by: int,
+        raw: bool,
+        strict: bool,
+        *,
+        keep: bool,
+    ) -> None:
+        self.space, self.source, self.strict = space, source, strict
+        self.order = sorted(mappings, key=lambda m: m.start)
+        self.starts = np.array([m.start for m in self.order], "<u8")
+        self.buffers = np.zeros(len(self.order), BUFFER)
+        self.buffers["start"] = self.starts
+        self.buffers["size"] = [m.size for m in self.order]
+        self.by, self.raw = by, raw
+        self.by_arrival: bool | None = None
+        self.t0 = 0
+        self.start_ns = space.now_ns
+        self.before = space.counters()
+        self.done = 0
+        self.engine_s = 0.0
+        self.reasons: dict[str, int] = {}
+        self.first_error: dict[str, Any] | None = None
+        self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
+
+    def add(self, records: npt.NDArray[np.void]) -> None:
+        if self.by_arrival is None:
+            self.by_arrival = self.source.kind == "fault"
+            if len(records):
+                self.t0 = max(0, int(records["t_ns"][0]) - self.start_ns)
+        out = np.empty(len(records), OUTCOME)
+        began = time.perf_counter()
+        replay_chunk(
+            self.space.process,
+            records,
+            out,
+            by=self.by,
+            raw=self.raw,
+            by_arrival=self.by_arrival,
+            t0=self.t0,
+        )
+        self.engine_s += time.perf_counter() - began
+        self._count(records, out)
+        if self.kept is not None:
+            self.kept.append(out)
+        self.done += len(records)
+
+    def _count(self, records: npt.NDArray[np.void], out: npt.NDArray[np.void]) -> None:
+        fatal = out["code"] != 0
+        if fatal.any():
+            self._count_errors(records, out, np.flatnonzero(fatal))
+        if not len(self.starts):
+            return
+        touches = records["kind"] <= Kind.FAULT
+        addr = records["addr"][touches]
+        size = records["size"][touches]
+        last = (addr + np.maximum(size, np.uint64(1)) - np.uint64(1)) >> np.uint64(PAGE_SHIFT)
+        pages = last - (addr >> np.uint64(PAGE_SHIFT)) + np.uint64(1)
+        # A touch outside every mapping counts with none: it is an error above.
+        index = np.searchsorted(self.starts, addr, "right").astype(np.int64) - 1
+        inside = index >= 0
+        inside[inside] = addr[inside] < (self.buffers["start"] + self.buffers["size"])[index[inside]]
+        index = index[inside]
+        done = out[touches][inside]
+        n = len(self.buffers)
+        self.buffers["records"] += np.bincount(index, minlength=n).astype("<u8")
+        for key, values in (
+            ("pages", pages[inside]),
+            ("faults", done["faults"]),
+            ("moved_pages", done["moved"]),
+            ("remote_pages", done["remote"]),
+            ("errors", done["code"] != 0),
+        ):
+            # Float sums are exact below 2**53 pages.
+            self.buffers[key] += np.bincount(index, values, n).astype("<u8")
+
+    def _count_errors(
+        self, records: npt.NDArray[np.void], out: npt.NDArray[np.void], at: npt.NDArray[np.intp]
+    ) -> None:
+        for number in at:
+            row = out[number]
+            reason = REASONS[row["reason"]]
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+            if self.first_error is None:
+                error = error_from_errno(int(row["code"]), reason)
+                addr = int(row["page"]) << PAGE_SHIFT or int(records["addr"][number])
+                self.first_error = {
+                    "record": self.done + int(number),
+                    "addr": addr,
+                    "reason": reason,
+                    "code": error.code,
+                }
+                if self.strict:
+                    what = f"record {self.done + int(number)}, address {addr:#x}: {reason}"
+                    raise error_from_errno(int(row["code"]), what)
+
+    def result(self, by: str, raw: bool, wall_s: float) -> Result:
+        policy: Policy = self.space.policy
+        assumed = self.space.machine.costs.assumed
+        notes = ["times are modelled"]
+        if self.source.kind == "fault":
+            notes.append(BOUND_NOTE)
+        if assumed:
+            notes.append(f"assumed constants of {self.space.machine.name}: {', '.join(assumed)}")
+        kept = None
+        if self.kept is not None:
+            kept = np.concatenate(self.kept) if self.kept else np.empty(0, OUTCOME)
+        counters = self.space.counters()
+        return Result(
+            trace={
+                "path": self.source.path,
+                "format": self.source.format,
+                "kind": self.source.kind,
+                "records": self.done,
+                "digest": self.source.digest,
+            },
+            policy=policy.name,
+            machine=self.space.machine.name,
+            settings={**policy.settings(), "by": by, "raw_faults": raw},
+            counters={name: value - self.before[name] for name, value in counters.items()},
+            processors=self.space.counters_by_processor(),
+            names=[m.name for m in self.order],
+            buffers=self.buffers,
+            reasons=self.reasons,
+            first_error=self.first_error,
+            time_ns=self.space.now_ns - self.start_ns,
+            wall_s=wall_s,
+            engine_s=self.engine_s,
+            notes=notes,
+            outcomes=kept,
+        )
+
+
+class _Array:
+    """Records in memory, with the face of a trace."""
+
+    path = "(memory)"
+    format = "records"
+
+    def __init__(self, records: npt.NDArray[np.void]) -> None:
+        if records.dtype != RECORD or records.ndim != 1:
+            raise InvalidArgumentError(
+                f"trace of shape {records.shape}, dtype {records.dtype}: "
+                "expected one dimension of svmcore.records.RECORD"
+            )
+        self.records = np.ascontiguousarray(records)
+        self.kind = "fault" if (records["kind"] == Kind.FAULT).any() else "access"
+
+    @property
+    def digest(self) -> str:
+        import hashlib  # noqa: PLC0415 - only for records in memory
+
+        return hashlib.blake2b(self.records.tobytes(), digest_size=16).hexdigest()
+
+    def mappings(self) -> list[Mapping]:
+        maps = self.records[self.records["kind"] == Kind.MAP]
+        if len(maps):
+            return [
+                Mapping(int(addr), int(size), f"map{i}")
+                for i, (addr, size) in enumerate(maps[["addr", "size"]].tolist())
+            ]
+        touched = Spans()
+        touched.add(self.records)
+        return [
+            Mapping(start, end - start, f"touched{i}")
+            for i, (start, end) in enumerate(touched.runs())
+        ]
+
+    def chunks(self, n: int) -> Any:  # noqa: ANN401 - an iterator of arrays
+        return (self.records[i : i + n] for i in range(0, len(self.records), n))
+
+
+def _open(trace: Trace | str | PathLike[str] | npt.NDArray[np.void]) -> Trace | _Array:
+    if isinstance(trace, Trace):
+        return trace
+    if isinstance(trace, np.ndarray):
+        return _Array(trace)
+    return open_trace(trace)
+
+
+def _page_spans(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:
+    """Byte spans of whole pages, in order; neighbours that share a page are cut apart."""
+    spans: list[tuple[int, int]] = []
+    for mapping in sorted(mappings, key=lambda m: m.start):
+        start = mapping.start & ~PAGE_MASK
+        end = min((mapping.start + mapping.size + PAGE_MASK) & ~PAGE_MASK, ADDRESS_LIMIT)
+        if spans:
+            start = max(start, spans[-1][1])
+        if start < end:
+            spans.append((start, end))
+    return spans
+
+
+def _map_missing(space: Space, start: int, end: int) -> None:
+    while start < end:
+        there = space.process.vma(start >> PAGE_SHIFT)
+        if there is not None:
+            start = (there[1] + 1) << PAGE_SHIFT
+            continue
+        stop = space.process.next_vma(start >> PAGE_SHIFT)
+        stop = end if stop is None else min(end, stop << PAGE_SHIFT)
+        space.map(start, stop - start)
+        start = max(stop, start + PAGE_SIZE)
