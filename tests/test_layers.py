@@ -41,7 +41,7 @@ TRACES_SEE = {"errors", "units", "_version", "_types", "records", "attributes", 
 TRACES_SEEN_FROM = FLOOR["replay"]
 # In policies/: what every policy may use. Each other file is a policy, `_x` the compiled
 # half of `x`.
-POLICY_ROOMS = {"policies.base", "policies.kernels"}
+POLICY_ROOMS = {"policies.base", "policies.kernels", "policies.outcome"}
 # The oracle shares no compiled code with what it judges.
 COMPILED = ("_ranges", "_residency", "_faults", "_replay", "_capi", "_stacks")
 

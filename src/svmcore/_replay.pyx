@@ -8,7 +8,7 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from ._faults cimport REASON_NONE, REASON_OK
-from ._types cimport E_EXIST, E_INVAL, record_t
+from ._types cimport E_EXIST, record_t
 from .policies._kfd cimport (
     KfdProcess,
     access_t,
@@ -26,7 +26,7 @@ from .policies._kfd cimport (
 import numpy as np
 
 from .errors import InvalidArgumentError
-from .records import RECORD, processor_name
+from .records import processor_name
 
 __all__ = ["OUTCOME", "replay_chunk"]
 
@@ -99,7 +99,8 @@ cdef int advise(kfd_t* p, const record_t* record) noexcept nogil:
     return kfd_set_attr(p, first << 12, (end - first) << 12, &attr, 1, 0, &refused)
 
 
-cdef void touch(kfd_t* p, const record_t* record, uint8_t processor, outcome_t* out) noexcept nogil:
+cdef void touch(kfd_t* p, const record_t* record, uint8_t processor,
+                outcome_t* out) noexcept nogil:
     cdef access_t a
     cdef uint64_t last = record.addr + (record.size - 1 if record.size else 0)
     kfd_access(p, processor, record.addr >> 12, last >> 12, 1 <= record.access <= 2, &a)
@@ -113,7 +114,8 @@ cdef void touch(kfd_t* p, const record_t* record, uint8_t processor, outcome_t* 
     out.best = a.best
 
 
-cdef void deliver(kfd_t* p, const record_t* record, uint8_t processor, outcome_t* out) noexcept nogil:
+cdef void deliver(kfd_t* p, const record_t* record, uint8_t processor,
+                  outcome_t* out) noexcept nogil:
     """One delivery by the driver's exact rules; it may be dropped."""
     cdef fault_t f
     cdef uint64_t before = p.engine.counters.migrated_pages

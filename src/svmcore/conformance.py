@@ -134,7 +134,7 @@ def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: 
     return report
 
 
-def _process(header: dict[str, Any], *, reference: bool) -> Any:  # noqa: ANN401 - twins
+def _process(header: dict[str, Any], *, reference: bool) -> Any:
     gpus = tuple(
         Gpu(
             id=g["id"],
@@ -150,7 +150,7 @@ def _process(header: dict[str, Any], *, reference: bool) -> Any:  # noqa: ANN401
     if reference:
         make: Callable[..., Any] = KfdReference
     else:
-        from .policies._kfd import KfdProcess  # noqa: PLC0415 - the reference runs without it
+        from .policies._kfd import KfdProcess
 
         make = KfdProcess
     process = make(
@@ -172,7 +172,7 @@ def _attrs(step: dict[str, Any]) -> list[tuple[int, int]]:
     ]
 
 
-def _play(process: Any, step: dict[str, Any]) -> Outcome:  # noqa: ANN401 - twins
+def _play(process: Any, step: dict[str, Any]) -> Outcome:
     """Run one step, pending work at its end included, and return what it did."""
     op = step["op"]
     process.begin(step["t_us"] * 1000)
@@ -216,7 +216,7 @@ def _play(process: Any, step: dict[str, Any]) -> Outcome:  # noqa: ANN401 - twin
     return process.finish(ret)  # type: ignore[no-any-return]
 
 
-def _set_state(process: Any, op: str, step: dict[str, Any], start: int, last: int) -> int:  # noqa: ANN401
+def _set_state(process: Any, op: str, step: dict[str, Any], start: int, last: int) -> int:
     if op == "set_xnack":
         process.set_xnack(bool(step["on"]))
     elif op == "bo_map":
@@ -235,14 +235,14 @@ def _set_state(process: Any, op: str, step: dict[str, Any], start: int, last: in
 
 
 def _differences(
-    process: Any,  # noqa: ANN401 - twins
+    process: Any,
     step: dict[str, Any],
     got: Outcome,
     known: dict[int, list[int]],
 ) -> Iterator[tuple[str, Any, Any]]:
     """Fields of the step in which the engine differs from the file."""
 
-    def rows(value: Any) -> Any:  # noqa: ANN401 - JSON
+    def rows(value: Any) -> Any:
         return [list(r) if isinstance(r, tuple) else r for r in value]
 
     pairs: list[tuple[str, Any, Any]] = [("ret", step["ret"], got.ret)]
@@ -259,7 +259,9 @@ def _differences(
         ]
     if step["op"] == "get_attr":
         wanted = [[Attribute[n] if isinstance(n, str) else n, v] for n, v in step.get("out", [])]
-        pairs.append(("out", wanted if "out" in step else None, rows(got.out) if got.out else got.out))
+        pairs.append(
+            ("out", wanted if "out" in step else None, rows(got.out) if got.out else got.out)
+        )
     pairs += [(name, step.get(name, []), rows(getattr(got, name))) for name in _EFFECTS]
     if step["op"] != "ih":  # there the key is an argument
         pairs.append(("pending", step.get("pending", []), rows(process.pending())))

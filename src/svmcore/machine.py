@@ -134,7 +134,9 @@ class Machine:
         known = preset_names()
         if name not in known:
             raise InvalidArgumentError(f"machine {name!r}: expected one of {', '.join(known)}")
-        text = (resources.files("svmcore") / "data" / "machines" / f"{name}.toml").read_text("utf-8")
+        text = (resources.files("svmcore") / "data" / "machines" / f"{name}.toml").read_text(
+            "utf-8"
+        )
         return _machine_of(tomllib.loads(text), f"preset {name}")
 
     @staticmethod
@@ -208,13 +210,15 @@ def _costs_of(table: dict[str, Any], where: str) -> Costs:
             )
         value = _need(entry, "value", f"{where}: [costs] {key}")
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise InvalidArgumentError(f"{where}: [costs] {key}: value {value!r}, expected more than 0")
+            raise InvalidArgumentError(
+                f"{where}: [costs] {key}: value {value!r}, expected more than 0"
+            )
         values[key] = value
         sources[key] = source
     return Costs(**values, sources=sources)
 
 
-def _need(table: dict[str, Any], key: str, where: str) -> Any:  # noqa: ANN401 - TOML values
+def _need(table: dict[str, Any], key: str, where: str) -> Any:
     if key not in table:
         raise InvalidArgumentError(f"{where}: key {key!r} is missing")
     return table[key]

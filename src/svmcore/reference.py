@@ -313,9 +313,7 @@ class KfdReference:
         self._notify(first, last, "notify")
         return 0
 
-    def set_attr(
-        self, addr: int, size: int, attrs: Sequence[tuple[int, int]], op: int = 0
-    ) -> int:
+    def set_attr(self, addr: int, size: int, attrs: Sequence[tuple[int, int]], op: int = 0) -> int:
         """``KFD_IOCTL_SVM_OP_SET_ATTR`` on bytes ``[addr, addr + size)`` (sections 3 to 8)."""
         error = self._check_ioctl(addr, size, op) or self._check_attributes(attrs)
         self.refused = bool(error)
@@ -939,9 +937,7 @@ class KfdReference:
                 end = start
                 while end < last and (end + 1 in self.vram) == in_vram:
                     end += 1
-                self.result.map.append(
-                    (self.gpus[gpu].id, start, end, int(in_vram), int(writable))
-                )
+                self.result.map.append((self.gpus[gpu].id, start, end, int(in_vram), int(writable)))
                 start = end + 1
             for page in range(first, last + 1):
                 self.ptes[gpu][page] = writable
@@ -1191,9 +1187,7 @@ class KfdReference:
             return -Errno.EIO, 0
         if vma.kind == "file":
             return 0, 0
-        pages = [
-            p for p in range(first, last + 1) if p not in self.vram and p not in self.pinned
-        ]
+        pages = [p for p in range(first, last + 1) if p not in self.vram and p not in self.pinned]
         absent = next((p for p in pages if p not in self.system), None)
         if absent is not None:
             self._notify(absent, last, "notify_migrate")

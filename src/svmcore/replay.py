@@ -188,7 +188,9 @@ class _Run:
         # A touch outside every mapping counts with none: it is an error above.
         index = np.searchsorted(self.starts, addr, "right").astype(np.int64) - 1
         inside = index >= 0
-        inside[inside] = addr[inside] < (self.buffers["start"] + self.buffers["size"])[index[inside]]
+        inside[inside] = (
+            addr[inside] < (self.buffers["start"] + self.buffers["size"])[index[inside]]
+        )
         index = index[inside]
         done = out[touches][inside]
         n = len(self.buffers)
@@ -277,7 +279,7 @@ class _Array:
 
     @property
     def digest(self) -> str:
-        import hashlib  # noqa: PLC0415 - only for records in memory
+        import hashlib
 
         return hashlib.blake2b(self.records.tobytes(), digest_size=16).hexdigest()
 
@@ -295,7 +297,7 @@ class _Array:
             for i, (start, end) in enumerate(touched.runs())
         ]
 
-    def chunks(self, n: int) -> Any:  # noqa: ANN401 - an iterator of arrays
+    def chunks(self, n: int) -> Any:
         return (self.records[i : i + n] for i in range(0, len(self.records), n))
 
 

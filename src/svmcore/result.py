@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ._faults import REASONS
 from .errors import NotSupportedError
 
-__all__ = ["BUFFER", "BOUND_NOTE", "Result"]
+__all__ = ["BOUND_NOTE", "BUFFER", "Result"]
 
 #: One row of :attr:`Result.buffers`.
 BUFFER = np.dtype(
@@ -155,7 +155,7 @@ class Result:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Arrow stream of the table of buffers (extra ``arrow``)."""
         try:
-            import pyarrow as pa  # noqa: PLC0415 - an extra
+            import pyarrow as pa
         except ImportError as error:
             raise NotSupportedError("Arrow export needs pyarrow: install svmcore[arrow]") from error
         columns = {"name": pa.array(self.names, pa.string())}

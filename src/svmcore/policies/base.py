@@ -34,7 +34,7 @@ class Policy:
     #: Name on the command line; set by :func:`register`.
     name: ClassVar[str] = ""
 
-    def create(self, machine: Machine, node: Any = None) -> Any:  # noqa: ANN401 - compiled
+    def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.
 
         Parameters
@@ -106,7 +106,7 @@ def policy_class(name: str) -> type[Policy]:
     return _known[name]
 
 
-def make_policy(spec: str | Policy, **settings: Any) -> Policy:  # noqa: ANN401 - any parameter
+def make_policy(spec: str | Policy, **settings: Any) -> Policy:
     """A policy from ``"name"`` or ``"name(key=value, ...)"``.
 
     Parameters
@@ -146,7 +146,7 @@ def _build(cls: type[Policy], values: dict[str, Any]) -> Policy:
     return cls(**{key: _convert(cls, key, types_[key], value) for key, value in values.items()})
 
 
-def _convert(cls: type[Policy], key: str, kind: Any, value: Any) -> Any:  # noqa: ANN401
+def _convert(cls: type[Policy], key: str, kind: Any, value: Any) -> Any:
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and type(None) in options:
         return None

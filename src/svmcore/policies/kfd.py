@@ -56,7 +56,7 @@ class Kfd(Policy):
             )
 
     def create(self, machine: Machine, node: Any = None) -> Any:
-        from ._kfd import KfdProcess  # noqa: PLC0415 - the specification runs without it
+        from ._kfd import KfdProcess
 
         process = KfdProcess(
             machine.gpus,
