@@ -168,7 +168,8 @@ class System:
 
     def __init__(self, machine: str | Path | Machine = "gpu-80g") -> None:
         self.machine = Machine.resolve(machine)
-        self._node = Node()
+        #: The device memory that the spaces share.
+        self.node = Node()
 
     def space(self, policy: str | Policy = "kfd", **settings: Any) -> Space:
         """A process on this node; parameters as :class:`Space`."""
@@ -176,7 +177,7 @@ class System:
 
     def used(self, gpu: str) -> int:
         """Bytes of the GPU's memory that objects of all processes take."""
-        return int(self._node.used(_gpu_index(gpu, self.machine)) * PAGE_SIZE)
+        return int(self.node.used(_gpu_index(gpu, self.machine)) * PAGE_SIZE)
 
 
 class Space:
@@ -232,7 +233,7 @@ class Space:
         self.policy = make_policy(policy, **settings)
         self.system = system or System(self.machine)
         #: The process that decides; its own interface speaks pages and errnos.
-        self.process = self.policy.create(self.machine, self.system._node)
+        self.process = self.policy.create(self.machine, self.system.node)
 
     def __repr__(self) -> str:
         return f"<Space of {len(self.process)} ranges, {self.policy}, on {self.machine.name}>"
@@ -837,7 +838,7 @@ class Space:
     def _reaches(self, a: int, b: int) -> bool:
         one, other = self.machine.gpus[a], self.machine.gpus[b]
         same_device = a == b or (one.adev >= 0 and one.adev == other.adev)
-        return same_device or (one.hive != 0 and one.hive == other.hive)
+        return bool(same_device or (one.hive != 0 and one.hive == other.hive))
 
     @staticmethod
     def _window(page: int, granularity: int, start: int, last: int) -> tuple[int, int]:

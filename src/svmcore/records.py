@@ -47,9 +47,9 @@ class Kind(enum.IntEnum):
     DROPPED = 22
     """Recorded: the source lost ``value`` events here."""
     OTHER = 23
-    """Recorded: an event without an address (process start, reset, throttle); ``value`` is its id."""
+    """Recorded: an event without an address (process start, reset); ``value`` is its id."""
     BATCH = 24
-    """Recorded: a fault batch starts (``value`` 0) or ends (``value`` 1, ``dur_ns`` its service time)."""
+    """Recorded: a fault batch starts (``value`` 0) or ends (``value`` 1, with ``dur_ns``)."""
 
 
 class Access(enum.IntEnum):

@@ -262,6 +262,7 @@ class KfdReference:
         return self.result
 
     def finish(self, ret: int = 0) -> Outcome:
+        """End the operation; its result with every effect in order."""
         self.result.ret = ret
         return self.result
 

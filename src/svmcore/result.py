@@ -114,7 +114,7 @@ class Result:
             "notes": self.notes,
         }
         if buffers:
-            fields = [name for name in BUFFER.names or ()]
+            fields = BUFFER.names or ()
             table["buffers"] = [
                 {"name": name, **{key: int(row[key]) for key in fields}}
                 for name, row in zip(self.names, self.buffers, strict=True)

@@ -56,6 +56,7 @@ class Kfd(Policy):
             )
 
     def create(self, machine: Machine, node: Any = None) -> Any:
+        """A compiled process under the driver, with the machine's costs."""
         from ._kfd import KfdProcess
 
         process = KfdProcess(
