@@ -578,7 +578,7 @@ class Space:
         """Memory pressure takes the VRAM object of the range at *addr*; whether there was one."""
         first, _ = pages_of(addr, 1)
         self.process.step(self._time(t_ns))
-        evicted = self.process.evict(first) == 0
+        evicted = bool(self.process.evict(first) == 0)
         self.process.settle()
         return evicted
 
