@@ -41,6 +41,9 @@ cdef void ranges_find(ranges_t* m, uint64_t page, range_entry_t* out) noexcept n
 # n look-ups with cache misses overlapped; out[i] belongs to pages[i].
 cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
                            range_entry_t* out) noexcept nogil
+# The same, values only: a little faster, no bounds.
+cdef void ranges_values_many(ranges_t* m, const uint64_t* pages, size_t n,
+                             uint32_t* values) noexcept nogil
 # First non-hole entry with last >= page; False when there is none.
 cdef bint ranges_next(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil
 # Last non-hole entry with first <= page; False when there is none.

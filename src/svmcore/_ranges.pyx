@@ -505,6 +505,12 @@ cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
     m.work.finds += n
 
 
+cdef void ranges_values_many(ranges_t* m, const uint64_t* pages, size_t n,
+                             uint32_t* values) noexcept nogil:
+    m.work.nodes_visited += lookup_many(m, pages, n, NULL, values)
+    m.work.finds += n
+
+
 # Neighbouring holes are one entry, so next and prev look at two entries at most.
 cdef bint ranges_next(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil:
     ranges_find(m, page, out)

@@ -16,7 +16,9 @@ from .policies._kfd cimport (
     fault_t,
     kfd_access,
     kfd_fault,
+    kfd_look_ahead,
     kfd_mmap,
+    kfd_mode,
     kfd_munmap,
     kfd_set_attr,
     kfd_step,
@@ -69,6 +71,7 @@ cdef enum record_kind:
     UNKNOWN = 255
     ATTR_PREFETCH = 1
     ATTR_NO_ACCESS = 4
+    AHEAD = 32             # records whose ranges are looked up together
     VMA_READ_WRITE = 1 + 3  # a code of policies._kfd: anonymous memory, read and write
 
 cdef struct replay_t:
@@ -99,11 +102,12 @@ cdef int advise(kfd_t* p, const record_t* record) noexcept nogil:
     return kfd_set_attr(p, first << 12, (end - first) << 12, &attr, 1, 0, &refused)
 
 
-cdef void touch(kfd_t* p, const record_t* record, uint8_t processor,
-                outcome_t* out) noexcept nogil:
+cdef inline void touch(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
+                       outcome_t* out) noexcept nogil:
     cdef access_t a
     cdef uint64_t last = record.addr + (record.size - 1 if record.size else 0)
-    kfd_access(p, processor, record.addr >> 12, last >> 12, 1 <= record.access <= 2, &a)
+    kfd_access(p, processor, record.addr >> 12, last >> 12, 1 <= record.access <= 2,
+               node, &a)
     out.page = a.page
     out.moved = narrow(a.moved)
     out.remote = narrow(a.remote)
@@ -114,14 +118,14 @@ cdef void touch(kfd_t* p, const record_t* record, uint8_t processor,
     out.best = a.best
 
 
-cdef void deliver(kfd_t* p, const record_t* record, uint8_t processor,
-                  outcome_t* out) noexcept nogil:
+cdef inline void deliver(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
+                         outcome_t* out) noexcept nogil:
     """One delivery by the driver's exact rules; it may be dropped."""
     cdef fault_t f
     cdef uint64_t before = p.engine.counters.migrated_pages
     kfd_step(p)
     kfd_fault(p, <int>processor - 1, record.addr >> 12, 1 <= record.access <= 2,
-              record.t_ns, &f)
+              record.t_ns, node, &f)
     out.page = record.addr >> 12
     out.moved = narrow(p.engine.counters.migrated_pages - before)
     out.code = <int16_t>f.ret
@@ -142,8 +146,21 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
     cdef const record_t* record
     cdef uint8_t processor
     cdef int error
+    cdef uint64_t pages[AHEAD]
+    cdef uint32_t nodes[AHEAD]
+    cdef uint64_t version = p.tree_version
+    cdef size_t ahead = 0, j
+    cdef uint32_t node
     for i in range(n):
         record = records + i
+        if i == ahead:
+            ahead = i + AHEAD if n - i > AHEAD else n
+            for j in range(ahead - i):
+                pages[j] = records[i + j].addr >> 12
+            kfd_look_ahead(p, pages, <uint32_t>(ahead - i), nodes)
+            version = p.tree_version
+        # A range made or cut since then: it is looked up when it is needed.
+        node = nodes[i % AHEAD] if version == p.tree_version else 0
         memset(out + i, 0, sizeof(outcome_t))
         out[i].best = UNKNOWN
         if record.kind > KIND_PREFETCH:
@@ -155,9 +172,9 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
             if processor > p.ngpus:
                 return i
             if how.raw and record.kind == KIND_FAULT and processor:
-                deliver(p, record, processor, out + i)
+                deliver(p, record, processor, node, out + i)
             else:
-                touch(p, record, processor, out + i)
+                touch(p, record, processor, node, out + i)
         else:
             kfd_step(p)
             error = 0
@@ -224,6 +241,7 @@ def replay_chunk(KfdProcess process, const record_t[::1] records, outcome_t[::1]
     if n == 0:
         return
     with nogil:
+        kfd_mode(process.p)
         done = replay(process.p, &records[0], n, &outcomes[0], &how)
     if done < n:
         processor = by if records[done].proc == UNKNOWN else records[done].proc

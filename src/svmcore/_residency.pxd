@@ -13,6 +13,11 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 cdef extern from *:
     """
     #ifndef SVMCORE_BITS
+    #if defined(__GNUC__) || defined(__clang__)
+    #define SVM_PREFETCH(p) __builtin_prefetch((const void*)(p))
+    #else
+    #define SVM_PREFETCH(p) ((void)(p))
+    #endif
     #define SVMCORE_BITS
     #if defined(_MSC_VER)
     #include <intrin.h>
@@ -31,6 +36,7 @@ cdef extern from *:
     }
     #endif
     """
+    void prefetch "SVM_PREFETCH"(const void* p) noexcept nogil
     unsigned int ctz64 "svm_ctz64"(uint64_t x) noexcept nogil
     unsigned int popcount64 "svm_popcount64"(uint64_t x) noexcept nogil
 
@@ -69,6 +75,83 @@ cdef struct residency_t:
     uint32_t nslots      # power of two
     uint64_t last_group  # most recent look-up: group number and its table + 1
     uint32_t last_table
+
+cdef enum:
+    GROUP_BLOCKS = 512   # 2 MiB blocks of one directory table: 1 GiB
+    HEADER_LINES = 8
+    NO_BLOCK = 0
+
+# Lines of one block that a GPU's fault looks at; NULL where the block has none.
+cdef struct lines_t:
+    uint64_t* system
+    uint64_t* vram
+    uint64_t* mapped
+    bint other           # the block has lines of other GPUs, pinned or read-only pages
+
+# ---- look-ups, inline for the hot path ----
+
+cdef inline uint32_t hash_group(uint64_t group, uint32_t mask) noexcept nogil:
+    return <uint32_t>((group * 0x9E3779B97F4A7C15U) >> 32) & mask
+
+
+cdef inline uint32_t find_table(residency_t* r, uint64_t group) noexcept nogil:
+    """Table number + 1 of a group, 0 where nothing was ever touched."""
+    cdef uint32_t slot, table
+    if group == r.last_group and r.last_table:
+        return r.last_table
+    if r.nslots == 0:
+        return 0
+    slot = hash_group(group, r.nslots - 1)
+    while True:
+        table = r.slots[slot]
+        if table == 0:
+            return 0
+        if r.keys[table - 1] == group:
+            r.last_group = group
+            r.last_table = table
+            return table
+        slot = (slot + 1) & (r.nslots - 1)
+
+
+cdef inline uint32_t find_block(residency_t* r, uint64_t number) noexcept nogil:
+    cdef uint32_t table = find_table(r, number // GROUP_BLOCKS)
+    if table == 0:
+        return NO_BLOCK
+    return r.tables[<size_t>(table - 1) * GROUP_BLOCKS + number % GROUP_BLOCKS]
+
+
+cdef inline uint64_t span_word(uint32_t w, uint32_t lo, uint32_t hi) noexcept nogil:
+    """Bits of word *w* that lie in pages lo..hi of the block."""
+    cdef uint64_t m = <uint64_t>0xffffffffffffffffU
+    if w == lo >> 6:
+        m &= m << (lo & 63)
+    if w == hi >> 6:
+        m &= <uint64_t>0xffffffffffffffffU >> (63 - (hi & 63))
+    return m
+
+
+cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
+                           lines_t* out) noexcept nogil:
+    """The block's lines for a GPU, in one pass over its header."""
+    cdef block_t* b = r.blocks + block
+    cdef uint32_t i, tag
+    out.system = NULL
+    out.vram = NULL
+    out.mapped = NULL
+    out.other = b.more != 0
+    for i in range(b.n):
+        tag = b.tags[i]
+        if tag == (MASK_MAPPED << 8 | gpu):
+            out.mapped = r.lines[b.lines[i]].w
+        elif tag == (MASK_VRAM << 8 | gpu):
+            out.vram = r.lines[b.lines[i]].w
+        elif tag == MASK_SYSTEM << 8:
+            out.system = r.lines[b.lines[i]].w
+        else:
+            out.other = True
+
+
+# ---- functions ----
 
 cdef residency_t* res_new() noexcept nogil
 cdef void res_free(residency_t* r) noexcept nogil

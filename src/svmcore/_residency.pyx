@@ -9,11 +9,6 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-cdef enum:
-    GROUP_BLOCKS = 512   # 2 MiB blocks of one directory table: 1 GiB
-    HEADER_LINES = 8
-    NO_BLOCK = 0
-
 
 # ---- memory -----------------------------------------------------------------------------
 
@@ -67,29 +62,6 @@ cdef bint grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept
 
 # ---- directory --------------------------------------------------------------------------
 
-cdef inline uint32_t hash_group(uint64_t group, uint32_t mask) noexcept nogil:
-    return <uint32_t>((group * 0x9E3779B97F4A7C15U) >> 32) & mask
-
-
-cdef inline uint32_t find_table(residency_t* r, uint64_t group) noexcept nogil:
-    """Table number + 1 of a group, 0 where nothing was ever touched."""
-    cdef uint32_t slot, table
-    if group == r.last_group and r.last_table:
-        return r.last_table
-    if r.nslots == 0:
-        return 0
-    slot = hash_group(group, r.nslots - 1)
-    while True:
-        table = r.slots[slot]
-        if table == 0:
-            return 0
-        if r.keys[table - 1] == group:
-            r.last_group = group
-            r.last_table = table
-            return table
-        slot = (slot + 1) & (r.nslots - 1)
-
-
 cdef bint rehash(residency_t* r, uint32_t nslots) noexcept nogil:
     cdef uint32_t* slots = <uint32_t*>calloc(nslots, sizeof(uint32_t))
     cdef uint32_t table, slot
@@ -131,13 +103,6 @@ cdef uint32_t make_table(residency_t* r, uint64_t group) noexcept nogil:
         slot = (slot + 1) & (r.nslots - 1)
     r.slots[slot] = r.ngroups
     return r.ngroups
-
-
-cdef inline uint32_t find_block(residency_t* r, uint64_t number) noexcept nogil:
-    cdef uint32_t table = find_table(r, number // GROUP_BLOCKS)
-    if table == 0:
-        return NO_BLOCK
-    return r.tables[<size_t>(table - 1) * GROUP_BLOCKS + number % GROUP_BLOCKS]
 
 
 cdef uint32_t next_block(residency_t* r, uint64_t* number, uint64_t last) noexcept nogil:
@@ -234,16 +199,6 @@ cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lin
 
 
 # ---- masks ------------------------------------------------------------------------------
-
-cdef inline uint64_t span_word(uint32_t w, uint32_t lo, uint32_t hi) noexcept nogil:
-    """Bits of word *w* that lie in pages lo..hi of the block."""
-    cdef uint64_t m = <uint64_t>0xffffffffffffffffU
-    if w == lo >> 6:
-        m &= m << (lo & 63)
-    if w == hi >> 6:
-        m &= <uint64_t>0xffffffffffffffffU >> (63 - (hi & 63))
-    return m
-
 
 cdef inline uint32_t low_page(uint64_t number, uint64_t first) noexcept nogil:
     return <uint32_t>(first & 511) if number == first >> 9 else 0

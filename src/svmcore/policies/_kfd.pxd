@@ -34,24 +34,29 @@ cdef enum range_bits:
     RANGE_ON_BO = 4        # on its object's list
     RANGE_LINKED = 8       # on the process's list
 
-# One driver range.
+# One driver range, what a fault reads of it: one cache line.
+# Invariant: 64 bytes, on a 64-byte border.
 cdef struct range_t:
     uint64_t start         # first page
     uint64_t last          # last page, inclusive
     uint64_t mapped        # GPUs with it in their page tables (6.x: 0 or 1)
     uint64_t validate_ns   # last successful mapping; 0 = never
-    uint64_t vram_pages    # pages in GPU memory
+    uint32_t vram_pages    # pages in GPU memory (a device has less than 2**32)
     uint32_t attrs         # attribute set
     uint32_t bo            # VRAM object, 0 = no pointer
     uint32_t bo_serial     # the pointer is dead when the object's serial differs
-    uint32_t list_prev     # process list
-    uint32_t list_next
     uint32_t bo_prev       # object's list, eviction order
     uint32_t bo_next
     uint32_t side          # rare state, 0 = none
-    uint32_t invalid       # invalidations waiting for the restore work
     uint8_t actual         # 0 system memory, 1 + i GPU i may hold pages
     uint8_t bits           # range_bits
+    uint16_t pad
+
+# The rest of it, in an array of its own.
+cdef struct links_t:
+    uint32_t prev          # process list
+    uint32_t next
+    uint32_t invalid       # invalidations waiting for the restore work
 
 cdef enum pending_t:
     PENDING_NONE = 0
@@ -147,10 +152,12 @@ cdef struct kfd_t:
     node_t* node
     ranges_t* tree
     ranges_t* vmas
-    range_t* ranges        # [0] unused
+    void* raw_ranges       # as allocated
+    range_t* ranges        # raw_ranges on a cache line; [0] unused
+    links_t* links         # of each range
     uint32_t nranges
     uint32_t cap_ranges
-    uint32_t free_range    # list through list_next
+    uint32_t free_range    # list through links.next
     uint32_t live_ranges
     side_t* sides          # [0] unused
     uint32_t nsides
@@ -198,9 +205,12 @@ cdef struct kfd_t:
     uint32_t fail_copy
     uint32_t fail_hmm
     uint8_t state          # process_state
+    bint plain             # faults may take the short way (see kfd_mode)
     uint32_t vma_code      # most recent mapping looked up
     uint64_t vma_first
     uint64_t vma_last
+    bint vma_plain         # it is anonymous memory, read and write
+    uint64_t tree_version  # changes when the tree does: ranges looked up before may be stale
 
 # One attribute of a set_attr call: type and value as the ioctl has them.
 cdef struct attr_t:
@@ -211,11 +221,17 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
                       uint32_t op, bint* refused) noexcept nogil
 cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexcept nogil
 cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
-cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+# node: the tree's range at the page where the caller knows it, else 0.
+cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil
 cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
-                     access_t* out) noexcept nogil
+                     uint32_t node, access_t* out) noexcept nogil
 cdef void kfd_step(kfd_t* p) noexcept nogil
+# Ranges of n pages ahead of their faults, cache misses overlapped; nodes[i] = 0 without one.
+cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
+                         uint32_t* nodes) noexcept nogil
+# Decide once, before faults and touches, whether they may take the short way.
+cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
 
 cdef class KfdProcess:

@@ -7,9 +7,9 @@ side by side; section numbers are those of ``docs/explain/kfd.md``. Errors are
 negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memmove, memset
 
 from .._faults cimport (
     EVENT_EVICT_OBJECT,
@@ -75,14 +75,22 @@ from .._ranges cimport (
     ranges_new,
     ranges_next,
     ranges_rollback,
+    ranges_values_many,
     ranges_t,
     ranges_work,
     ranges_work_t,
 )
 from .._residency cimport (
     MASK_VRAM,
+    GROUP_BLOCKS,
+    NO_BLOCK,
+    block_t,
     ctz64,
+    find_block,
+    find_table,
+    lines_t,
     popcount64,
+    prefetch,
     res_any_present,
     res_check,
     res_count,
@@ -91,12 +99,14 @@ from .._residency cimport (
     res_drop,
     res_first_foreign,
     res_first_unmapped,
+    res_lines,
     res_nbytes,
     res_pin,
     res_populate,
     res_reserve,
     res_unpin_all,
     res_where,
+    span_word,
     residency_t,
 )
 from .._types cimport (
@@ -127,6 +137,9 @@ cdef enum:
     MIGRATION_ROUNDS = 3
     RETRIES = 16           # deliveries of one access without progress before it is fatal
     BLOCK = 512
+    LINE = 64              # bytes of a cache line
+    LOOK_AHEAD = 32        # most pages looked up ahead of their faults
+    CACHED_RANGES = 16384  # ranges up to which all that a fault reads stays in the cache
     NOWHERE = 255
     LOCATION_UNDEFINED = 0xffffffffU
     GRANULARITY_MAX = 0x3f
@@ -217,11 +230,37 @@ cdef inline void settle(kfd_t* p) noexcept nogil:
     p.engine.cost_ns = 0
 
 
+cdef bint grow_ranges(kfd_t* p, uint64_t want) noexcept nogil:
+    """Room for *want* range records, each on a cache line of its own."""
+    cdef uint64_t cap = <uint64_t>p.cap_ranges + (p.cap_ranges >> 2) + 16
+    cdef size_t shift = <char*>p.ranges - <char*>p.raw_ranges, now
+    cdef void* moved
+    cdef char* raw
+    if cap < want:
+        cap = want
+    if cap > 0xfffffff0U:
+        return False
+    moved = realloc(p.links, cap * sizeof(links_t))
+    if moved == NULL:
+        return False
+    p.links = <links_t*>moved
+    raw = <char*>realloc(p.raw_ranges, cap * sizeof(range_t) + LINE)
+    if raw == NULL:
+        return False
+    now = (LINE - (<uintptr_t>raw & (LINE - 1))) & (LINE - 1)
+    if now != shift and p.nranges:
+        memmove(raw + now, raw + shift, <size_t>p.nranges * sizeof(range_t))
+    p.raw_ranges = raw
+    p.ranges = <range_t*>(raw + now)
+    p.cap_ranges = <uint32_t>cap
+    return True
+
+
 cdef bint reserve_ranges(kfd_t* p, uint64_t count) noexcept nogil:
     """Room for new records and their rare state, so that what follows cannot fail."""
-    return more(<void**>&p.ranges, &p.cap_ranges, p.nranges + count, sizeof(range_t)) and more(
-        <void**>&p.sides, &p.cap_sides, p.nsides + count, sizeof(side_t)
-    )
+    if p.nranges + count > p.cap_ranges and not grow_ranges(p, p.nranges + count):
+        return False
+    return more(<void**>&p.sides, &p.cap_sides, p.nsides + count, sizeof(side_t))
 
 
 cdef uint32_t new_range(kfd_t* p, uint64_t start, uint64_t last) noexcept nogil:
@@ -229,12 +268,13 @@ cdef uint32_t new_range(kfd_t* p, uint64_t start, uint64_t last) noexcept nogil:
     cdef uint32_t node = p.free_range
     cdef range_t* r
     if node:
-        p.free_range = p.ranges[node].list_next
+        p.free_range = p.links[node].next
     else:
         node = p.nranges
         p.nranges += 1
     r = p.ranges + node
     memset(r, 0, sizeof(range_t))
+    memset(p.links + node, 0, sizeof(links_t))
     r.start = start
     r.last = last
     r.attrs = p.default_set
@@ -248,7 +288,7 @@ cdef void free_range(kfd_t* p, uint32_t node) noexcept nogil:
         p.sides[side].next_child = p.free_side
         p.free_side = side
     p.ranges[node].side = 0
-    p.ranges[node].list_next = p.free_range
+    p.links[node].next = p.free_range
     p.free_range = node
     p.live_ranges -= 1
 
@@ -285,28 +325,27 @@ cdef inline uint32_t next_child(kfd_t* p, uint32_t node) noexcept nogil:
 
 
 cdef void list_append(kfd_t* p, uint32_t node) noexcept nogil:
-    cdef range_t* r = p.ranges + node
-    r.list_prev = p.list_tail
-    r.list_next = 0
+    p.links[node].prev = p.list_tail
+    p.links[node].next = 0
     if p.list_tail:
-        p.ranges[p.list_tail].list_next = node
+        p.links[p.list_tail].next = node
     else:
         p.list_head = node
     p.list_tail = node
-    r.bits |= RANGE_LINKED
+    p.ranges[node].bits |= RANGE_LINKED
 
 
 cdef void list_remove(kfd_t* p, uint32_t node) noexcept nogil:
-    cdef range_t* r = p.ranges + node
-    if r.list_prev:
-        p.ranges[r.list_prev].list_next = r.list_next
+    cdef links_t* l = p.links + node
+    if l.prev:
+        p.links[l.prev].next = l.next
     else:
-        p.list_head = r.list_next
-    if r.list_next:
-        p.ranges[r.list_next].list_prev = r.list_prev
+        p.list_head = l.next
+    if l.next:
+        p.links[l.next].prev = l.prev
     else:
-        p.list_tail = r.list_prev
-    r.bits &= ~RANGE_LINKED
+        p.list_tail = l.prev
+    p.ranges[node].bits &= ~RANGE_LINKED
 
 
 # ---- attribute sets ---------------------------------------------------------------------
@@ -403,6 +442,7 @@ cdef inline uint32_t vma_at(kfd_t* p, uint64_t page, uint64_t* last) noexcept no
         p.vma_first = e.first
         p.vma_last = e.last
         p.vma_code = e.value
+        p.vma_plain = e.value == 1 + (PROT_READ | PROT_WRITE)
     last[0] = p.vma_last
     return p.vma_code
 
@@ -645,6 +685,18 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     return 0
 
 
+cdef inline bint room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nogil:
+    """The range holds an object on the GPU now; False where one would not fit as things are."""
+    cdef range_t* r = p.ranges + node
+    cdef uint64_t size
+    if r.bits & RANGE_HAS_BO:
+        return p.bos[r.bo].gpu == gpu
+    size = r.last - r.start + 1
+    if p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
+        return False
+    return bo_get(p, node, gpu, size) == 0
+
+
 # ---- notifier (sections 11, 13) -----------------------------------------------------------
 
 cdef inline uint64_t mapped_gpus(kfd_t* p, uint32_t node) noexcept nogil:
@@ -694,7 +746,7 @@ cdef void notify_node(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
         mapped = p.ranges[child].mapped != 0
         child = next_child(p, child)
     if mapped:
-        p.ranges[node].invalid += 1
+        p.links[node].invalid += 1
         p.evicted_ranges += 1
         if p.evicted_ranges == 1:
             p.engine.counters.queue_evictions += 1
@@ -754,9 +806,9 @@ cdef uint32_t clone(kfd_t* p, uint32_t node) noexcept nogil:
 cdef void recount(kfd_t* p, uint32_t node) noexcept nogil:
     cdef range_t* r = p.ranges + node
     # Pages in GPU memory are only where an object is held.
-    r.vram_pages = (
-        res_count_vram(p.engine.res, r.start, r.last) if r.bits & RANGE_HAS_BO else 0
-    )
+    r.vram_pages = 0
+    if r.bits & RANGE_HAS_BO:
+        r.vram_pages = <uint32_t>res_count_vram(p.engine.res, r.start, r.last)
 
 
 cdef uint32_t cut_head(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
@@ -816,7 +868,7 @@ cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
         if error or end == last:
             break
         page = end + 1
-    r.vram_pages -= moved
+    r.vram_pages -= <uint32_t>moved
     bo_pages_left(p, node, moved)
     if r.vram_pages == 0 and r.bits & RANGE_HAS_BO:
         r.actual = 0
@@ -880,7 +932,7 @@ cdef int ram_to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint
     p.bos[r.bo].pages += moved
     if moved:
         r.actual = <uint8_t>(1 + gpu)
-        r.vram_pages += moved
+        r.vram_pages += <uint32_t>moved
     elif r.actual == 0:
         bo_drop(p, node)
     return error
@@ -1026,6 +1078,43 @@ cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* 
     return False
 
 
+cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
+                         uint32_t* nodes) noexcept nogil:
+    cdef uint32_t i, j, table
+    cdef uint32_t* entries[LOOK_AHEAD]
+    cdef residency_t* r = p.engine.res
+    cdef block_t* b
+    ranges_values_many(p.tree, pages, n, nodes)
+    if p.live_ranges < CACHED_RANGES:
+        return
+    # Each stage asks for what the next one reads: directory, header, lines.
+    for i in range(n):
+        prefetch(p.ranges + nodes[i])
+        table = find_table(r, pages[i] >> 18)
+        entries[i] = NULL
+        if table:
+            entries[i] = r.tables + <size_t>(table - 1) * GROUP_BLOCKS + (pages[i] >> 9) % GROUP_BLOCKS
+            prefetch(entries[i])
+    for i in range(n):
+        if entries[i] != NULL:
+            prefetch(r.blocks + entries[i][0])
+        if p.ranges[nodes[i]].bo:
+            prefetch(p.bos + p.ranges[nodes[i]].bo)
+    for i in range(n):
+        if entries[i] != NULL:
+            b = r.blocks + entries[i][0]
+            for j in range(b.n if b.n < 3 else 3):
+                prefetch(r.lines + b.lines[j])
+
+
+cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
+    """The tree's range at the page; False without one."""
+    cdef range_entry_t e
+    ranges_find(p.tree, page, &e)
+    node[0] = e.value
+    return e.value != 0
+
+
 cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept nogil:
     """A fault on a page without a range (section 12)."""
     cdef range_entry_t hole
@@ -1052,6 +1141,7 @@ cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept 
     if not reserve_ranges(p, 1) or not reserve_sets(p, 1):
         return 0
     node = new_range(p, first, last)
+    p.tree_version += 1
     if ranges_assign(p.tree, first, last, node):
         free_range(p, node)
         return 0
@@ -1091,13 +1181,136 @@ cdef int fault_end(fault_t* out, int ret, uint8_t reason, bint counted) noexcept
     return ret
 
 
-cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+cdef void kfd_mode(kfd_t* p) noexcept nogil:
+    """Is nothing set that the short way leaves out? What may change while faults are
+    served (pending work, time stamps, stopped queues) is asked for each of them."""
+    p.plain = (
+        p.xnack
+        and p.state == STATE_RUNNING
+        and p.rules.window_migration
+        and p.rules.mapped_per_gpu
+        and not p.engine.recording
+        and p.fail_vram == 0
+        and p.fail_limit == 0
+        and p.fail_copy == 0
+        and p.fail_hmm == 0
+    )
+
+
+cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint write,
+                      fault_t* out) noexcept nogil:
+    """The common fault in one pass over one cache line each: same result as the long way.
+
+    Common: a settled range, pages that belong to the faulting GPU or stay in system
+    memory, a window inside one 2 MiB block that nobody else has mapped or holds. All
+    else returns False with nothing changed but, at most, a reference to an object.
+    """
+    cdef range_t* r = p.ranges + node
+    cdef engine_t* e = p.engine
+    cdef attrs_t* a = p.sets + r.attrs
+    cdef uint64_t first, last, end, m, span, moved = 0, absent = 0
+    cdef uint64_t bit = <uint64_t>1 << gpu
+    cdef uint32_t block, w, lo, hi
+    cdef uint8_t best
+    cdef lines_t l
+    if r.side or r.mapped & ~bit or page < r.start or page > r.last:
+        return False
+    if r.validate_ns and e.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+        fault_end(out, 0, REASON_DUPLICATE, True)
+        return True
+    best = a.best[gpu]
+    if best > MAX_GPUS or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO):
+        return False
+    if best == 0:
+        if r.actual:
+            return False
+    elif best != 1 + gpu or (r.actual and r.actual != best):
+        return False
+    fault_window(page, a.granularity, r.start, r.last, &first, &last)
+    if first < p.vma_first or last > p.vma_last:
+        vma_at(p, page, &end)
+    if not p.vma_plain or first < p.vma_first or last > p.vma_last or first >> 9 != last >> 9:
+        return False
+    block = find_block(e.res, first >> 9)
+    if block == NO_BLOCK:
+        return False
+    res_lines(e.res, block, gpu, &l)
+    if l.other or l.mapped == NULL:
+        return False
+    lo = first & 511
+    hi = last & 511
+    if best == 0:
+        if l.system == NULL or r.bits & RANGE_HAS_BO:
+            return False
+        for w in range(lo >> 6, (hi >> 6) + 1):
+            span = span_word(w, lo, hi)
+            l.system[w] |= span
+            l.mapped[w] |= span
+    else:
+        if l.vram == NULL or not room_for_bo(p, node, gpu):
+            return False
+        w = lo >> 6
+        while True:
+            span = span_word(w, lo, hi)
+            m = span & ~l.vram[w]
+            l.mapped[w] |= span
+            if m:
+                l.vram[w] |= m
+                moved += popcount64(m)
+                if l.system != NULL:
+                    absent |= m & ~l.system[w]
+                    l.system[w] &= ~m
+                else:
+                    absent |= m
+            if w == hi >> 6:
+                break
+            w += 1
+        if r.mapped:
+            # The migration's notifier event; a second one where pages were made on the way.
+            e.counters.unmaps += 1
+            e.cost_ns += e.costs.unmap_ns
+            if absent and not (first == r.start and last == r.last):
+                e.counters.unmaps += 1
+                e.cost_ns += e.costs.unmap_ns
+        e.counters.migration_attempts += 1
+        if moved:
+            e.counters.migrations += 1
+            e.counters.migrated_pages += moved
+            e.counters.pages_to_device += moved
+            e.processors[1 + gpu].pages_in += moved
+            e.cost_ns += e.costs.move_ns + e.costs.move_page_ns * <double>moved
+            p.bos[r.bo].pages += moved
+            r.vram_pages += <uint32_t>moved
+            r.actual = best
+        out.migration = True
+    e.counters.maps += 1
+    r.mapped |= bit
+    r.bits |= RANGE_DONE
+    r.validate_ns = present_ns(p)
+    out.best = best
+    out.first = first
+    out.last = last
+    fault_end(out, 0, REASON_OK, True)
+    return True
+
+
+cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil:
     """One delivery of a GPU page fault; order of decisions as in section 10."""
     cdef int ret
     memset(out, 0, sizeof(fault_t))
     out.best = NOWHERE
-    ret = fault_decide(p, gpu, page, write, ts, out)
+    ret = 0
+    if not (
+        p.plain
+        and gpu >= 0
+        and p.gpus[gpu].svm
+        and not p.draining
+        and p.checkpoint_ts[gpu] == 0
+        and (node or fault_node(p, page, &node))
+        and fault_short(p, node, <uint32_t>gpu, page, write, out)
+    ):
+        ret = fault_decide(p, gpu, page, write, ts, out)
     if out.counted and gpu >= 0:
         p.engine.processors[1 + gpu].driver_faults += 1
     if (
@@ -1177,6 +1390,7 @@ cdef int deferred_node(kfd_t* p, uint32_t node) noexcept nogil:
     cdef range_entry_t e
     cdef uint32_t child, following
     cdef bint gone = pending_of(p, node) == PENDING_UNMAP
+    p.tree_version += 1
     if ranges_begin(p.tree):
         return -E_NOMEM
     # The notifier interval is still the one before the cuts.
@@ -1237,12 +1451,12 @@ cdef void run_restore(kfd_t* p) noexcept nogil:
     if not p.restore_pending:
         return
     while node:
-        if p.ranges[node].invalid:
+        if p.links[node].invalid:
             if map_gpus(p, node, p.ranges[node].start, p.ranges[node].last, map_set(p, node)):
                 failed = True
             else:
-                p.ranges[node].invalid = 0
-        node = p.ranges[node].list_next
+                p.links[node].invalid = 0
+        node = p.links[node].next
     if failed:
         p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
         return
@@ -1708,6 +1922,7 @@ cdef bint swap_in(kfd_t* p, lists_t* l) noexcept nogil:
     """The tree gets the new ranges for the old ones, all or nothing."""
     cdef uint32_t i
     cdef range_t* r
+    p.tree_version += 1
     if ranges_begin(p.tree):
         return False
     for i in range(l.remove.n):
@@ -1791,9 +2006,14 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
 
 cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
                          access_t* out) noexcept nogil:
-    """Mapped pages answer a GPU's touch; those elsewhere are remote."""
-    cdef uint64_t pages = last - first + 1
-    cdef uint64_t local = res_count(p.engine.res, MASK_VRAM << 8 | gpu, first, last)
+    """Mapped pages answer a GPU's touch."""
+    touched_pages(p, gpu, last - first + 1,
+                  res_count(p.engine.res, MASK_VRAM << 8 | gpu, first, last), out)
+
+
+cdef inline void touched_pages(kfd_t* p, uint32_t gpu, uint64_t pages, uint64_t local,
+                               access_t* out) noexcept nogil:
+    """Count a touch: pages that are not in the GPU's own memory are remote."""
     p.engine.processors[1 + gpu].pages_touched += pages
     if local < pages:
         out.remote += pages - local
@@ -1823,6 +2043,59 @@ cdef void fatal(access_t* out, uint64_t page, int ret, uint8_t reason) noexcept 
     out.reason = reason
 
 
+cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
+                      uint32_t node, access_t* out) noexcept nogil:
+    """A GPU's touch inside one 2 MiB block that is mapped, or that one common fault serves.
+
+    Same result as the long way; False where that has to be gone, with nothing changed
+    but what a served fault of it has.
+    """
+    cdef engine_t* e = p.engine
+    cdef uint32_t lo = first & 511, hi = last & 511, w, block
+    cdef uint64_t span, missing = 0, local = 0
+    cdef lines_t l
+    cdef fault_t f
+    if first >> 9 != last >> 9 or p.restore_pending or p.ndeferred:
+        return False
+    block = find_block(e.res, first >> 9)
+    if block == NO_BLOCK:
+        return False
+    res_lines(e.res, block, gpu, &l)
+    if l.other or l.mapped == NULL:
+        return False
+    w = lo >> 6
+    missing = span_word(w, lo, hi) & ~l.mapped[w]
+    if missing:
+        # The long way serves page by page; here the first page must be the one that faults.
+        if not missing >> (lo & 63) & 1 or p.checkpoint_ts[gpu] or not p.gpus[gpu].svm:
+            return False
+        settle(p)
+        if not node and not fault_node(p, first, &node):
+            return False
+        f.reason = 0
+        if not fault_short(p, node, gpu, first, write, &f) or f.reason != REASON_OK:
+            return False
+        e.processors[1 + gpu].driver_faults += 1
+        e.processors[1 + gpu].faults += 1
+        e.cost_ns += e.costs.fault_ns
+        out.faults = 1
+        out.best = f.best
+        if f.last < last:
+            return False
+        res_lines(e.res, block, gpu, &l)
+    while True:
+        span = span_word(w, lo, hi)
+        if span & ~l.mapped[w]:
+            return False
+        if l.vram != NULL:
+            local += popcount64(span & l.vram[w])
+        if w == hi >> 6:
+            break
+        w += 1
+    touched_pages(p, gpu, last - first + 1, local, out)
+    return True
+
+
 cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
                      access_t* out) noexcept nogil:
     cdef uint64_t page = first, stop
@@ -1843,7 +2116,7 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             fatal(out, page, -E_ACCES, REASON_XNACK_OFF)
             return
         settle(p)
-        if kfd_fault(p, <int>gpu, page, write, 0, &f):
+        if kfd_fault(p, <int>gpu, page, write, 0, 0, &f):
             p.engine.cost_ns += p.engine.costs.fault_ns
             fatal(out, page, f.ret, f.reason)
             return
@@ -1925,7 +2198,7 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
 
 
 cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
-                     access_t* out) noexcept nogil:
+                     uint32_t node, access_t* out) noexcept nogil:
     """A touch of [first, last] until it is served or fatal; processor 0 is the CPU, 1 + i GPU i.
 
     The clock moves on by what the access waited for and cost.
@@ -1936,7 +2209,8 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
     out.reason = REASON_OK
     kfd_step(p)
     if processor:
-        gpu_access(p, processor - 1, first, last, write, out)
+        if not (p.plain and touch_short(p, processor - 1, first, last, write, node, out)):
+            gpu_access(p, processor - 1, first, last, write, out)
     else:
         cpu_span(p, first, last, write, out)
     settle(p)
@@ -1977,7 +2251,7 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
     node = p.list_head
     while node:
         linked += 1
-        node = p.ranges[node].list_next
+        node = p.links[node].next
     if linked != in_tree:
         return 7
     memset(used, 0, sizeof(used))
@@ -2132,7 +2406,8 @@ cdef class KfdProcess:
         engine_free(p.engine)
         ranges_free(p.tree)
         ranges_free(p.vmas)
-        free(p.ranges)
+        free(p.raw_ranges)
+        free(p.links)
         free(p.sides)
         free(p.sets)
         free(p.bos)
@@ -2289,7 +2564,9 @@ cdef class KfdProcess:
     def fault(self, gpu_id, page, write, ts=0):
         """One delivery of a GPU page fault (section 10)."""
         cdef fault_t f
-        cdef int ret = kfd_fault(self.p, self.index.get(gpu_id, -1), page, write, ts, &f)
+        cdef int ret
+        kfd_mode(self.p)
+        ret = kfd_fault(self.p, self.index.get(gpu_id, -1), page, write, ts, 0, &f)
         result = self.result
         result.reason = REASONS[f.reason]
         result.unregistered = f.unregistered
@@ -2321,7 +2598,8 @@ cdef class KfdProcess:
             raise InvalidArgumentError(
                 f"processor {processor}: expected 0 (CPU) to {self.p.ngpus}"
             )
-        kfd_access(self.p, processor, first, last, write, &out)
+        kfd_mode(self.p)
+        kfd_access(self.p, processor, first, last, write, 0, &out)
         return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
     def cpu_access(self, page):
@@ -2451,7 +2729,7 @@ cdef class KfdProcess:
             + ranges_nbytes(p.tree)
             + ranges_nbytes(p.vmas)
             + res_nbytes(p.engine.res)
-            + <uint64_t>p.cap_ranges * sizeof(range_t)
+            + <uint64_t>p.cap_ranges * (sizeof(range_t) + sizeof(links_t))
             + <uint64_t>p.cap_sides * sizeof(side_t)
             + <uint64_t>p.cap_sets * sizeof(attrs_t)
             + <uint64_t>p.cap_bos * sizeof(bo_t)
@@ -2507,7 +2785,7 @@ cdef class KfdProcess:
         out = []
         while node:
             out.append(self.p.ranges[node].start)
-            node = self.p.ranges[node].list_next
+            node = self.p.links[node].next
         return out
 
     def pending(self):
@@ -2611,7 +2889,7 @@ cdef class KfdProcess:
 
 # ---- helpers of the Python face ---------------------------------------------------------------------------
 
-cdef void take_rules(rules_t* r, object rules):
+cdef void take_rules(rules_t* r, object rules) except *:
     r.window_migration = rules.window_migration
     r.cpu_fault_splits = rules.cpu_fault_splits
     r.prefetch_same_is_noop = rules.prefetch_same_is_noop
@@ -2629,11 +2907,15 @@ cdef void take_rules(rules_t* r, object rules):
     r.reports_eviction = rules.reports_eviction
 
 
-cdef void take_gpus(kfd_t* p, tuple gpus, bint apu_prefers_system):
+cdef void take_gpus(kfd_t* p, tuple gpus, bint apu_prefers_system) except *:
     cdef uint32_t i, j
     p.ngpus = len(gpus)
     for i, gpu in enumerate(gpus):
         p.gpus[i].id = gpu.id
+        if gpu.vram_pages >> 32:
+            raise InvalidArgumentError(
+                f"gpu {gpu.id}: {gpu.vram_pages} pages of memory, expected less than 2**32"
+            )
         p.gpus[i].vram_pages = gpu.vram_pages
         p.gpus[i].device = i if gpu.adev < 0 else gpu.adev
         p.gpus[i].prefers_system = gpu.apu and apu_prefers_system
