@@ -630,10 +630,22 @@ class KfdReference:
             assert not node.access & node.aip, "a GPU in access and in place"
             assert node.vram_pages == self._count_vram(node) or node.pending, "vram_pages"
             assert (node.vram_pages > 0) <= node.has_bo, "VRAM pages without an object"
+            if node.actual != LOCATION_SYSTEM:
+                assert node.has_bo, "away from system memory without an object"
+                assert node.bo and self.gpus[node.bo.gpu].id == node.actual, "an object elsewhere"
+            assert bool(node.pending) == (self.deferred.count(node) == 1), "pending work"
+            assert bool(node.pending) >= bool(node.children), "children without pending work"
+            assert not node.is_child, "a child in the tree"
+            assert not node.needs_unmap, "an unmap left over"
             previous = last
+        assert {id(n) for _, _, n in self.tree.items()} == {id(n) for n in self.order}, "list"
         assert not self.system & self.vram.keys(), "a page in two places"
         for bo in self.bos:
             assert bo.pages == sum(b is bo for b in self.vram.values()), "object page count"
+            assert bo.pages or bo.holders, "an object that nothing refers to"
+        assert all(bo in self.bos for bo in self.vram.values()), "a page in a dead object"
+        everywhere = self.system | self.vram.keys()
+        assert all(page in everywhere for t in self.ptes for page in t), "a GPU maps no page"
         for i, gpu in enumerate(self.gpus):
             assert self._used(i) <= gpu.vram_pages, "VRAM over capacity"
 

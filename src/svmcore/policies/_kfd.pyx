@@ -7,8 +7,9 @@ side by side; section numbers are those of ``docs/explain/kfd.md``. Errors are
 negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from .._faults cimport (
@@ -30,6 +31,7 @@ from .._faults cimport (
     REASON_NEVER_RESOLVES,
     REASON_NO_ACCESS,
     REASON_NO_MAPPING,
+    REASON_NO_MEMORY,
     REASON_NO_NODE,
     REASON_NO_PROCESS,
     REASON_NO_RANGE,
@@ -84,6 +86,7 @@ from .._residency cimport (
     ctz64,
     popcount64,
     res_any_present,
+    res_ask,
     res_check,
     res_count,
     res_count_movable,
@@ -91,13 +94,16 @@ from .._residency cimport (
     res_drop,
     res_first_foreign,
     res_first_unmapped,
+    res_grant,
     res_nbytes,
     res_pin,
     res_populate,
     res_reserve,
+    res_resize,
     res_unpin_all,
     res_where,
     residency_t,
+    room_t,
 )
 from .._types cimport (
     E_ACCES,
@@ -185,7 +191,7 @@ cdef bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept
         size = want
     if size > 0xfffffff0U:
         return False
-    moved = realloc(array[0], size * item)
+    moved = res_resize(array[0], size * item)
     if moved == NULL:
         return False
     array[0] = moved
@@ -593,8 +599,15 @@ cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     return 0
 
 
+cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
+    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t))
+
+
 cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
-    """A reference to an object on the GPU: the living one that the range knows, or a new one."""
+    """A reference to an object on the GPU: the living one that the range knows, or a new one.
+
+    Room for one is reserved.
+    """
     cdef uint32_t number
     cdef bo_t* bo
     cdef range_t* r = p.ranges + node
@@ -616,8 +629,6 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     if number:
         p.free_bo = p.bos[number].next
     else:
-        if not more(<void**>&p.bos, &p.cap_bos, <uint64_t>p.nbos + 1, sizeof(bo_t)):
-            return -E_NOMEM
         number = p.nbos
         p.nbos += 1
         p.bos[number].serial = 0
@@ -786,6 +797,46 @@ cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
     return p.rules.remap_test and low < start < high and start % BLOCK != 0
 
 
+# ---- room ---------------------------------------------------------------------------------
+
+cdef int ask_room(kfd_t* p, uint64_t first, uint64_t last, bint moves, uint64_t gpus,
+                  room_t* room) noexcept nogil:
+    """Ask for what moving the pages to GPU memory and mapping them on the GPUs can need.
+
+    Nothing below allocates page masks: an operation asks for all of its room
+    before it changes anything.
+    """
+    cdef uint64_t page = first, end
+    cdef uint32_t code, lines
+    while moves or gpus:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            break
+        if end > last:
+            end = last
+        if not vma_device(code):
+            lines = 2 if moves else 0
+            if gpus and vma_readable(code):
+                lines += 1 + 2 * popcount64(gpus)
+            if lines and res_ask(p.engine.res, page, end, lines, room):
+                return -E_NOMEM
+        if end == last:
+            break
+        page = end + 1
+    return 0
+
+
+cdef int reserve_room(kfd_t* p, uint64_t first, uint64_t last, bint moves,
+                      uint64_t gpus) noexcept nogil:
+    cdef room_t room
+    room.lines = room.headers = 0
+    if moves and not reserve_bos(p, 1):
+        return -E_NOMEM
+    if ask_room(p, first, last, moves, gpus, &room) or res_grant(p.engine.res, &room):
+        return -E_NOMEM
+    return 0
+
+
 # ---- migration (section 10.4) -------------------------------------------------------------
 
 cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
@@ -810,8 +861,8 @@ cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
             p.fail_copy -= 1
             error = -E_IO
             engine_moved(p.engine, page, end, <uint8_t>(1 + gpu), 0, trigger, 0)
-        elif engine_move_out(p.engine, gpu, p.gpus[gpu].owner_peers, page, end, trigger, &count):
-            error = -E_NOMEM
+        else:
+            engine_move_out(p.engine, gpu, p.gpus[gpu].owner_peers, page, end, trigger, &count)
         moved += count
         if error or end == last:
             break
@@ -826,15 +877,13 @@ cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
 
 cdef int move_in(kfd_t* p, uint32_t node, uint32_t gpu, uint32_t code, uint64_t first,
                  uint64_t last, trigger_t trigger, uint64_t* moved) noexcept nogil:
-    """One mapping's piece of a move to GPU memory."""
+    """One mapping's piece of a move to GPU memory; room is reserved."""
     cdef uint64_t absent
     cdef int error = 0
     moved[0] = 0
     if vma_device(code):
         error = -E_INVAL
     else:
-        if res_reserve(p.engine.res, first, last, 1):
-            return -E_NOMEM
         notify_migration(p, node, first, last)
         if p.fail_copy:
             p.fail_copy -= 1
@@ -925,14 +974,13 @@ cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
 
 cdef int map_piece(kfd_t* p, uint32_t node, uint32_t code, uint64_t first, uint64_t last,
                    uint64_t targets, uint64_t owner) noexcept nogil:
+    """One mapping's piece; room is reserved."""
     cdef range_t* r = p.ranges + node
     cdef uint64_t page
     cdef uint32_t gpu
     cdef bint writable, held
     if vma_device(code):
         return -E_FAULT
-    if res_reserve(p.engine.res, first, last, 1 + 2 * popcount64(targets)):
-        return -E_NOMEM
     held = r.bits & RANGE_HAS_BO != 0
     if (
         held
@@ -963,7 +1011,7 @@ cdef int map_piece(kfd_t* p, uint32_t node, uint32_t code, uint64_t first, uint6
 
 cdef int map_gpus(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
                   uint64_t targets) noexcept nogil:
-    """Validate and map the pages on the GPUs; targets 0 does nothing."""
+    """Validate and map the pages on the GPUs; targets 0 does nothing. Room is reserved."""
     cdef range_t* r = p.ranges + node
     cdef uint64_t page = first, end, owner
     cdef uint32_t code
@@ -1026,7 +1074,8 @@ cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* 
     return False
 
 
-cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept nogil:
+cdef uint32_t create_unregistered(kfd_t* p, uint32_t gpu, uint64_t page, bint write,
+                                  int* error) noexcept nogil:
     """A fault on a page without a range (section 12)."""
     cdef range_entry_t hole
     cdef uint64_t first, last, vma_last
@@ -1050,6 +1099,11 @@ cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept 
         return 0
     error[0] = -E_NOMEM
     if not reserve_ranges(p, 1) or not reserve_sets(p, 1):
+        return 0
+    # The fault goes on with the whole block where the mapping lets it: room for that too.
+    if vma_readable(code) and (not write or vma_writable(code)) and (
+        reserve_room(p, first, last, True, <uint64_t>1 << gpu)
+    ):
         return 0
     node = new_range(p, first, last)
     if ranges_assign(p.tree, first, last, node):
@@ -1112,9 +1166,10 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
 cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
                       fault_t* out) noexcept nogil:
     cdef uint32_t node, code
-    cdef uint64_t age, end
+    cdef uint64_t age, end, checkpoint
     cdef range_t* r
     cdef uint8_t best
+    cdef bint moves
     cdef int error = 0
     if gpu >= 0 and not p.gpus[gpu].svm:
         return fault_end(out, -E_FAULT, REASON_NO_SVM, False)
@@ -1132,12 +1187,16 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
         age = (ts - p.checkpoint_ts[gpu]) & ((<uint64_t>1 << 48) - 1)
         if age == 0 or age >> 47:
             return fault_end(out, 0, REASON_STALE, False)
-        p.checkpoint_ts[gpu] = 0
+    checkpoint = p.checkpoint_ts[gpu]
+    p.checkpoint_ts[gpu] = 0
     node = kfd_find(p, page)
     if node == 0:
         out.unregistered = True
-        node = create_unregistered(p, page, &error)
+        node = create_unregistered(p, <uint32_t>gpu, page, write, &error)
         if node == 0:
+            if error == -E_NOMEM:
+                p.checkpoint_ts[gpu] = checkpoint
+                return fault_end(out, error, REASON_NO_MEMORY, False)
             return fault_end(out, error, REASON_NO_RANGE, True)
     r = p.ranges + node
     if r.side and (pending_of(p, node) == PENDING_UNMAP or is_child(p, node)):
@@ -1154,12 +1213,17 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
         best = r.actual if r.actual and p.gpus[gpu].reach >> (r.actual - 1) & 1 else 0
     if best == BEST_NONE:
         return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
-    out.best = best
     if p.rules.window_migration:
         fault_window(page, p.sets[r.attrs].granularity, r.start, r.last, &out.first, &out.last)
     else:
         out.first = r.start
         out.last = r.last
+    # A move that the device's limit refuses needs no masks, and could ask for a great many.
+    moves = best != 0 and r.last - r.start < p.gpus[best - 1].vram_pages
+    if reserve_room(p, out.first, out.last, moves, <uint64_t>1 << gpu):
+        p.checkpoint_ts[gpu] = checkpoint
+        return fault_end(out, -E_NOMEM, REASON_NO_MEMORY, False)
+    out.best = best
     error = fault_migrate(p, node, best, out.first, out.last, out)
     if error:
         return fault_end(out, error, REASON_MIGRATE_FAILED, True)
@@ -1230,26 +1294,38 @@ cdef int kfd_run_deferred(kfd_t* p) noexcept nogil:
     return error
 
 
-cdef void run_restore(kfd_t* p) noexcept nogil:
-    """Map what was invalidated, then let the queues run; else once more in 1 ms."""
+cdef int run_restore(kfd_t* p) noexcept nogil:
+    """Map what was invalidated, then let the queues run; else once more in 1 ms.
+
+    -ENOMEM when that is because memory ran out.
+    """
     cdef uint32_t node = p.list_head
+    cdef range_t* r
+    cdef uint64_t gpus
     cdef bint failed = False
+    cdef int error = 0
     if not p.restore_pending:
-        return
+        return 0
     while node:
-        if p.ranges[node].invalid:
-            if map_gpus(p, node, p.ranges[node].start, p.ranges[node].last, map_set(p, node)):
+        r = p.ranges + node
+        if r.invalid:
+            gpus = map_set(p, node)
+            if reserve_room(p, r.start, r.last, False, gpus):
+                error = -E_NOMEM
+                failed = True
+            elif map_gpus(p, node, r.start, r.last, gpus):
                 failed = True
             else:
-                p.ranges[node].invalid = 0
-        node = p.ranges[node].list_next
+                r.invalid = 0
+        node = r.list_next
     if failed:
         p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
-        return
+        return error
     p.restore_pending = False
     p.evicted_ranges = 0
     p.engine.counters.queue_restores += 1
     engine_log(p.engine, EVENT_QUEUE, 0, 0, 0, 0, 1, 0)
+    return 0
 
 
 cdef void kfd_step(kfd_t* p) noexcept nogil:
@@ -1365,10 +1441,30 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil:
 
 # ---- the other events of the CPU side ---------------------------------------------------------------
 
+cdef int protect_dry(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
+    """Change the mappings up to the first hole and back: then memory for it is there."""
+    cdef range_entry_t e
+    cdef int error = ranges_begin(p.vmas)
+    while error == 0:
+        ranges_find(p.vmas, first, &e)
+        if e.value == 0:
+            break
+        if e.last > last:
+            e.last = last
+        error = ranges_assign(p.vmas, first, e.last, 1 + (prot | vma_kind(e.value) << 2))
+        if e.last == last:
+            break
+        first = e.last + 1
+    ranges_rollback(p.vmas)
+    return error
+
+
 cdef int kfd_mprotect(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
     """Protection changes; a hole stops it with ENOMEM, what lies before it stays changed."""
     cdef uint64_t page = first, end
     cdef uint32_t code
+    if vma_at(p, first, &end) and end < last and protect_dry(p, first, last, prot):
+        return -E_NOMEM
     while page <= last:
         code = vma_at(p, page, &end)
         if code == 0:
@@ -1411,7 +1507,10 @@ cdef void split_for_cpu(kfd_t* p, uint32_t node, uint64_t page, uint64_t first,
 
 
 cdef int cpu_fault(kfd_t* p, uint64_t page) noexcept nogil:
-    """A CPU touch of a page in GPU memory: 0, or an errno where the process gets SIGBUS."""
+    """A CPU touch of a page in GPU memory: 0, or an errno where the process gets SIGBUS.
+
+    -ENOMEM only when the model's own memory ran out; then nothing was changed.
+    """
     cdef uint32_t node = kfd_find(p, page)
     cdef range_t* r
     cdef uint64_t first, last
@@ -1445,7 +1544,10 @@ cdef int kfd_cpu_access(kfd_t* p, uint64_t page) noexcept nogil:
         return 0
     if p.gpus[where - 1].coherent:
         return 0
-    return 2 if cpu_fault(p, page) else 0
+    where = cpu_fault(p, page)
+    if where == -E_NOMEM:
+        return where
+    return 2 if where else 0
 
 
 # ---- set_attr (sections 3 to 8) ------------------------------------------------------------------------
@@ -1527,12 +1629,23 @@ cdef bint same_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t
     return True
 
 
-cdef bint apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
-    """Store the attributes in order; True when the range must be mapped again."""
-    cdef attrs_t a = attrs_of(p, node)[0]
+cdef bint changes_mapping(kfd_t* p, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Must a range that gets these attributes be mapped again (section 5)?"""
+    cdef uint32_t i
+    for i in range(n):
+        if attrs[i].kind == ATTR_SET_FLAGS or attrs[i].kind == ATTR_CLR_FLAGS:
+            return True
+        if ATTR_ACCESS <= attrs[i].kind <= ATTR_NO_ACCESS and (
+            not p.xnack or p.rules.access_remaps_with_xnack
+        ):
+            return True
+    return False
+
+
+cdef uint64_t merge_attributes(kfd_t* p, attrs_t* a, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Store the attributes in order; the GPUs that were named by NO_ACCESS."""
     cdef uint32_t i, value, kind
-    cdef uint64_t bit
-    cdef bint remap = False
+    cdef uint64_t bit, refused = 0
     for i in range(n):
         kind = attrs[i].kind
         value = attrs[i].value
@@ -1542,50 +1655,62 @@ cdef bint apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_
             a.prefetch = value
         elif kind == ATTR_SET_FLAGS:
             a.flags |= value
-            remap = True
         elif kind == ATTR_CLR_FLAGS:
             a.flags &= ~value
-            remap = True
         elif kind == ATTR_GRANULARITY:
             a.granularity = value if value < GRANULARITY_MAX else GRANULARITY_MAX
         else:
             bit = <uint64_t>1 << gpu_index(p, value)
-            if not p.xnack or p.rules.access_remaps_with_xnack:
-                remap = True
             a.access &= ~bit
             a.aip &= ~bit
             if kind == ATTR_ACCESS:
                 a.access |= bit
             elif kind == ATTR_AIP:
                 a.aip |= bit
-            elif p.ranges[node].mapped & bit and p.rules.no_access_unmaps:
-                side_of(p, node).needs_unmap |= bit
+            else:
+                refused |= bit
+    return refused
+
+
+cdef void apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Give a range the attributes; room for a set and for rare state is reserved."""
+    cdef attrs_t a = attrs_of(p, node)[0]
+    cdef uint64_t refused = merge_attributes(p, &a, attrs, n) & p.ranges[node].mapped
+    if refused and p.rules.no_access_unmaps:
+        side_of(p, node).needs_unmap |= refused
     p.ranges[node].attrs = intern(p, &a)
-    return remap
+
+
+cdef uint32_t prefetch_target(kfd_t* p, const attrs_t* a) noexcept nogil:
+    """Where the prefetch step moves the range: 0, a GPU's code 1 + i, or NOWHERE (section 8)."""
+    cdef uint32_t gpu
+    cdef uint64_t sharers
+    if a.prefetch == LOCATION_UNDEFINED:
+        return NOWHERE
+    if a.prefetch == 0:
+        return 0
+    gpu = <uint32_t>gpu_index(p, a.prefetch)
+    sharers = a.aip if p.xnack else a.access | a.aip
+    if p.gpus[gpu].prefers_system or sharers & ~p.gpus[gpu].reach:
+        return 0
+    return 1 + gpu
 
 
 cdef int prefetch_range(kfd_t* p, uint32_t node, bint* migrated) noexcept nogil:
     """The prefetch step (section 8)."""
     cdef range_t* r = p.ranges + node
-    cdef attrs_t* a = attrs_of(p, node)
-    cdef uint32_t best = a.prefetch, target
-    cdef uint64_t sharers
+    cdef uint32_t target = prefetch_target(p, attrs_of(p, node))
     cdef int error
     migrated[0] = False
-    if best != 0 and best != LOCATION_UNDEFINED:
-        target = <uint32_t>gpu_index(p, best)
-        sharers = a.aip if p.xnack else a.access | a.aip
-        if p.gpus[target].prefers_system or sharers & ~p.gpus[target].reach:
-            best = 0
-    if best == LOCATION_UNDEFINED or (best == 0 and r.actual == 0):
+    if target == NOWHERE or (target == 0 and r.actual == 0):
         return 0
-    if best == 0:
+    if target == 0:
         error = vram_to_ram(p, node, r.start, r.last, TRIGGER_PREFETCH)
         migrated[0] = error == 0
         return error
-    if p.rules.prefetch_same_is_noop and r.actual == 1 + target:
+    if p.rules.prefetch_same_is_noop and r.actual == target:
         return 0
-    error = to_vram(p, node, target, r.start, r.last, TRIGGER_PREFETCH)
+    error = to_vram(p, node, target - 1, r.start, r.last, TRIGGER_PREFETCH)
     migrated[0] = error == 0
     return error if p.rules.prefetch_failure_is_error else 0
 
@@ -1729,12 +1854,57 @@ cdef bint swap_in(kfd_t* p, lists_t* l) noexcept nogil:
     return True
 
 
+cdef int ask_update(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n, bint remap_all,
+                    room_t* room) noexcept nogil:
+    """Ask for the most that the update of a range can need, before it has the attributes."""
+    cdef range_t* r = p.ranges + node
+    cdef attrs_t a = attrs_of(p, node)[0]
+    cdef uint64_t gpus = 0
+    cdef uint32_t target
+    cdef bint moves
+    merge_attributes(p, &a, attrs, n)
+    target = prefetch_target(p, &a)
+    # More than the device has is refused before a page moves.
+    moves = target != NOWHERE and target > 0 and (
+        r.last - r.start < p.gpus[target - 1].vram_pages
+    )
+    if moves or remap_all or (target == 0 and r.actual):
+        gpus = a.aip
+        if p.rules.mapped_per_gpu:
+            gpus |= r.mapped
+        if not p.xnack or r.mapped or moves or r.actual or a.flags & FLAG_ALWAYS_MAPPED:
+            gpus |= a.access
+    return ask_room(p, r.start, r.last, moves, gpus, room)
+
+
+cdef bint reserve_updates(kfd_t* p, const lists_t* l, const attr_t* attrs, uint32_t n,
+                          bint remap_all) noexcept nogil:
+    """Room for all that follows the split, so that the call cannot fail half-way for memory."""
+    cdef room_t room
+    cdef uint32_t i, node
+    room.lines = room.headers = 0
+    for i in range(l.update.n):
+        if ask_update(p, l.update.v[i], attrs, n, remap_all, &room):
+            return False
+    for i in range(l.remap.n):
+        node = l.remap.v[i]
+        if ask_room(p, p.ranges[node].start, p.ranges[node].last, False, map_set(p, node), &room):
+            return False
+    return (
+        res_grant(p.engine.res, &room) == 0
+        and reserve_bos(p, l.update.n)
+        # A range gets one new set at most, and equal ranges get the same one.
+        and reserve_sets(p, l.update.n if l.update.n < p.nsets else p.nsets)
+        and more(<void**>&p.sides, &p.cap_sides, <uint64_t>p.nsides + l.update.n, sizeof(side_t))
+    )
+
+
 cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attrs, uint32_t n,
                       uint32_t op, bint* refused) noexcept nogil:
     cdef lists_t l
     cdef uint32_t i
     cdef int error, node_error
-    cdef bint remap_all = False
+    cdef bint changes, remap_all
     error = check_ioctl(addr, size, op)
     if error == 0:
         error = check_attributes(p, attrs, n)
@@ -1747,10 +1917,11 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
     if error:
         return error
     memset(&l, 0, sizeof(l))
+    changes = changes_mapping(p, attrs, n)
     if (
         not collect(p, &l, addr >> 12, (addr + size - 1) >> 12, attrs, n)
-        or not reserve_sets(p, l.update.n)
-        or not reserve_ranges(p, l.update.n)
+        or not reserve_updates(p, &l, attrs, n,
+                               changes or (not p.xnack and l.remap.n > 0))
         or not swap_in(p, &l)
     ):
         for i in range(l.insert.n):
@@ -1760,7 +1931,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
         lists_free(&l)
         return -E_NOMEM
     for i in range(l.update.n, 0, -1):
-        remap_all |= apply_attributes(p, l.update.v[i - 1], attrs, n)
+        apply_attributes(p, l.update.v[i - 1], attrs, n)
     for i in range(l.remove.n):
         list_remove(p, l.remove.v[i])
         release(p, l.remove.v[i])
@@ -1768,8 +1939,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
         list_append(p, l.fresh.v[i - 1])
     for i in range(l.insert.n, 0, -1):
         list_append(p, l.insert.v[i - 1])
-    if not p.xnack and l.remap.n:
-        remap_all = True
+    remap_all = changes or (not p.xnack and l.remap.n > 0)
     error = 0
     for i in range(l.update.n, 0, -1):
         node_error = update_range(p, l.update.v[i - 1], remap_all)
@@ -1803,18 +1973,19 @@ cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
         )
 
 
-cdef bint wait_for_queues(kfd_t* p) noexcept nogil:
-    """Stopped queues run again once the restore work succeeds; False when it never does."""
+cdef int wait_for_queues(kfd_t* p) noexcept nogil:
+    """Stopped queues run again once the restore work succeeds; -EAGAIN when it never does."""
     cdef uint32_t tries = 0
     while p.restore_pending:
         if tries == RETRIES:
-            return False
+            return -E_AGAIN
         tries += 1
         settle(p)
         if p.engine.now < p.restore_ns:
             p.engine.now = p.restore_ns
-        run_restore(p)
-    return True
+        if run_restore(p):
+            return -E_NOMEM
+    return 0
 
 
 cdef void fatal(access_t* out, uint64_t page, int ret, uint8_t reason) noexcept nogil:
@@ -1827,10 +1998,13 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
                      access_t* out) noexcept nogil:
     cdef uint64_t page = first, stop
     cdef uint32_t tries = 0
+    cdef int error
     cdef fault_t f
     while True:
-        if not wait_for_queues(p):
-            fatal(out, page, -E_AGAIN, REASON_RETRY_LATER)
+        error = wait_for_queues(p)
+        if error:
+            fatal(out, page, error,
+                  REASON_NO_MEMORY if error == -E_NOMEM else REASON_RETRY_LATER)
             return
         if not res_first_unmapped(p.engine.res, gpu, page, last, write, &stop):
             touched(p, gpu, page, last, out)
@@ -1859,8 +2033,10 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             out.faults += 1
             out.best = f.best
             p.engine.processors[1 + gpu].faults += 1
-        elif p.ndeferred and kfd_run_deferred(p) == 0:
-            pass
+        elif p.ndeferred:
+            if kfd_run_deferred(p):
+                fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
+                return
         elif tries < RETRIES and (f.reason == REASON_RETRY_LATER or p.restore_pending):
             tries += 1
         else:
@@ -1886,6 +2062,7 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
                    access_t* out) noexcept nogil:
     cdef uint64_t page = first, end, stop, coherent = 0
     cdef uint32_t code, i
+    cdef int error
     for i in range(p.ngpus):
         if p.gpus[i].coherent:
             coherent |= <uint64_t>1 << i
@@ -1900,7 +2077,7 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
         if end > last:
             end = last
         if res_reserve(p.engine.res, page, end, 1):
-            fatal(out, page, -E_NOMEM, REASON_BUS_ERROR)
+            fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
             return
         if res_first_foreign(p.engine.res, coherent, page, end, &stop):
             if stop > page:
@@ -1908,15 +2085,20 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
                 page = stop
             settle(p)
             p.engine.cost_ns += p.engine.costs.fault_ns
-            if cpu_fault(p, page) or res_where(p.engine.res, page) > 0:
+            error = cpu_fault(p, page)
+            if error == -E_NOMEM:
+                fatal(out, page, error, REASON_NO_MEMORY)
+                return
+            if error or res_where(p.engine.res, page) > 0:
                 fatal(out, page, -E_FAULT, REASON_BUS_ERROR)
                 return
             out.faults += 1
             out.best = 0
             p.engine.processors[0].faults += 1
             # 6.1 cuts ranges here; the pieces join the tree before the next fault.
-            if p.ndeferred:
-                kfd_run_deferred(p)
+            if p.ndeferred and kfd_run_deferred(p):
+                fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
+                return
             continue
         cpu_touch(p, page, end, out)
         if end == last:
@@ -1935,7 +2117,9 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
     out.best = NOWHERE
     out.reason = REASON_OK
     kfd_step(p)
-    if processor:
+    if p.ndeferred:
+        fatal(out, first, -E_NOMEM, REASON_NO_MEMORY)
+    elif processor:
         gpu_access(p, processor - 1, first, last, write, out)
     else:
         cpu_span(p, first, last, write, out)
@@ -1947,13 +2131,43 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
 
 # ---- invariants ------------------------------------------------------------------------------------------
 
+cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held) noexcept nogil:
+    """A range of the tree with its children: references, pending work."""
+    cdef uint32_t child = first_child(p, node), i, listed = 0
+    cdef range_t* r = p.ranges + node
+    if r.bits & RANGE_HAS_BO:
+        held[0] += 1
+        if not bo_alive(p, node):
+            return 11
+    if r.actual and not (r.bits & RANGE_HAS_BO and p.bos[r.bo].gpu == r.actual - 1):
+        return 12
+    if is_child(p, node) or (child and pending_of(p, node) == PENDING_NONE):
+        return 13
+    for i in range(p.ndeferred):
+        listed += p.deferred[i] == node
+    if listed != (pending_of(p, node) != PENDING_NONE):
+        return 13
+    if p.sides[r.side].deferred != listed or p.sides[r.side].needs_unmap:
+        return 13
+    while child:
+        if p.ranges[child].bits & RANGE_HAS_BO:
+            held[0] += 1
+            if not bo_alive(p, child):
+                return 11
+        if not is_child(p, child) or pending_of(p, child) == PENDING_NONE:
+            return 13
+        child = next_child(p, child)
+    return 0
+
+
 cdef int kfd_check(kfd_t* p) noexcept nogil:
     """0 = sound, else the number of the broken rule (see KfdProcess.check)."""
     cdef range_entry_t e
     cdef range_t* r
-    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages
+    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages, held = 0
     cdef uint64_t used[MAX_GPUS]
     cdef uint32_t node, number, i
+    cdef int error
     if ranges_check(p.tree) or ranges_check(p.vmas):
         return 1
     if res_check(p.engine.res):
@@ -1971,12 +2185,17 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
                 return 5
             if pages and not r.bits & RANGE_HAS_BO:
                 return 6
+        error = check_side(p, e.value, &held)
+        if error:
+            return error
         if e.last == <uint64_t>0xffffffffffffffffU:
             break
         page = e.last + 1
     node = p.list_head
     while node:
         linked += 1
+        if not p.ranges[node].bits & RANGE_LINKED:
+            return 7
         node = p.ranges[node].list_next
     if linked != in_tree:
         return 7
@@ -1986,9 +2205,12 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
     while number:
         used[p.bos[number].gpu] += p.bos[number].npages
         pages += p.bos[number].pages
+        held -= p.bos[number].holders
         if p.bos[number].pages > p.bos[number].npages or not p.bos[number].alive:
             return 8
         number = p.bos[number].next
+    if held:
+        return 11
     if pages != res_count_vram(p.engine.res, 0, <uint64_t>0xffffffffffffffffU):
         return 9
     for i in range(p.ngpus):
@@ -2009,6 +2231,9 @@ _RULES = (
     "an object with more pages than its size",
     "objects and page masks differ",
     "GPU memory over capacity",
+    "an object's references differ from the ranges that hold it",
+    "a range away from system memory without an object there",
+    "pending work of a range",
 )
 
 
@@ -2021,9 +2246,12 @@ cdef class Node:
 
     def used(self, gpu):
         """Pages of living VRAM objects on the GPU of this index."""
+        if not 0 <= gpu < MAX_GPUS:
+            raise InvalidArgumentError(f"GPU index {gpu}: expected 0 to {MAX_GPUS - 1}")
         return self.n.used[<uint32_t>gpu]
 
 
+@cython.no_gc_clear  # __dealloc__ still needs the node when a cycle is collected
 cdef class KfdProcess:
     """One process under the KFD SVM driver, compiled.
 
@@ -2352,8 +2580,10 @@ cdef class KfdProcess:
 
     def set_xnack(self, on):
         """Switch the mode: ranges keep their bits, future defaults and rules change."""
+        cdef bint before = self.p.xnack
         self.p.xnack = on
         if set_defaults(self.p):
+            self.p.xnack = before
             raise OutOfMemoryError("no memory for an attribute set")
 
     def add_buffer(self, first, last):
@@ -2388,8 +2618,7 @@ cdef class KfdProcess:
 
     def run_restore(self):
         """Restore work: map what was invalidated, then let the queues run (section 11)."""
-        run_restore(self.p)
-        return 0
+        return run_restore(self.p)
 
     def step(self, t_ns):
         """Move the clock to *t_ns* and run what is due by then."""
