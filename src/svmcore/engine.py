@@ -773,16 +773,22 @@ class Space:
             here = process.where(page)
             place = _processor_name(max(here, 0))
             return "mapped", f"{name} has the page mapped in {place}: no fault.", None, None
+        if not self.machine.gpus[gpu].svm:
+            return "no svm", f"{name} does not support shared memory: fatal.", None, None
         if not process.xnack:
             text = f"XNACK is off and {name} has no mapping: the access is fatal."
             return "xnack off", text, None, None
         if not allowed:
             return "protection", f"The mapping allows {vma[2]!r} only: fatal.", None, None
+        if vma[3] in ("io", "pfnmap"):
+            return "device mapping", "Device memory cannot be mapped: fatal.", None, None
         row = process.find(page)
         if row is None:
-            return self._decide_unregistered(page, vma, name)
+            return self._decide_unregistered(page, vma, gpu)
         info = self._range_info(row)
-        window = self._window(page, row[5], row[0], row[1])
+        # Drivers without windows restore the whole range.
+        granularity = row[5] if process.rules.window_migration else 63
+        window = self._window(page, granularity, row[0], row[1])
         rule, text, location = self._best(info, gpu)
         return rule, text, location, window if location else None
 
@@ -802,20 +808,25 @@ class Space:
         return "cpu fault", text, "cpu", window
 
     def _decide_unregistered(
-        self, page: int, vma: tuple[int, int, str, str], name: str
+        self, page: int, vma: tuple[int, int, str, str], gpu: int
     ) -> tuple[str, str, str | None, tuple[int, int] | None]:
-        if vma[3] in ("io", "pfnmap"):
-            return "device mapping", "Device memory cannot be mapped: fatal.", None, None
-        granularity = getattr(self.policy, "granularity", 9)
-        window = self._window(page, granularity, vma[0], vma[1])
-        location = "cpu" if vma[3] in ("heap", "stack") else name
-        if self.machine.gpus[int(name[3:])].apu:
-            location = "cpu"
+        rules = self.process.rules
+        granularity = self.policy.settings()["granularity"] if rules.granularity_parameter else 9
+        low = page >> granularity << granularity
+        first, last = max(low, vma[0]), min(low + (1 << granularity) - 1, vma[1])
+        # The block ends at its neighbours.
+        for row in self.process.ranges(first, last):
+            if row[1] < page:
+                first = row[1] + 1
+            else:
+                last = min(last, row[0] - 1)
+        apu = self.machine.gpus[gpu].apu and rules.apu_prefers_system
+        location = "cpu" if apu or vma[3] in ("heap", "stack") else f"gpu{gpu}"
         text = (
-            f"No range here: one of up to {1 << granularity} pages is made with defaults, "
+            f"No range here: one of {last - first + 1} pages is made with defaults, "
             f"then its pages are restored to {location}."
         )
-        return "unregistered", text, location, window
+        return "unregistered", text, location, (first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT)
 
     def _best(self, info: RangeInfo, gpu: int) -> tuple[str, str, str | None]:
         name = f"gpu{gpu}"
@@ -863,7 +874,7 @@ def _processor_name(number: int) -> str:
 
 
 def _gpu_index(name: str, machine: Machine) -> int:
-    digits = name[3:] if name.startswith("gpu") else ""
+    digits = name[3:] if name.startswith("gpu") and name.isascii() else ""
     if not digits.isdigit() or int(digits) >= len(machine.gpus):
         known = ", ".join(["cpu", *(f"gpu{i}" for i in range(len(machine.gpus)))])
         raise InvalidArgumentError(f"processor {name!r}: expected one of {known}")

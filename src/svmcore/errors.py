@@ -153,6 +153,7 @@ class TraceError(SvmError, ValueError):
 
 
 _BY_ERRNO: dict[int, type[SvmError]] = {
+    Errno.EINVAL: InvalidArgumentError,
     Errno.EFAULT: AddressError,
     Errno.EACCES: AccessDeniedError,
     Errno.EPERM: PermissionDeniedError,
@@ -180,16 +181,14 @@ def error_from_errno(number: int, message: str) -> SvmError:
     -------
     SvmError
         An instance of the matching subclass (``InvalidArgumentError`` for
-        EINVAL); for an errno without a class of its own, an ``SvmError`` whose
-        ``code`` is that errno's name.
+        EINVAL and EEXIST); for an errno without a class of its own, an
+        ``SvmError``. Its ``code`` is that errno's name.
     """
     number = abs(number)
-    if number == Errno.EINVAL:
-        return InvalidArgumentError(message)
     known = _BY_ERRNO.get(number)
     if known is not None:
         return known(message)
     name = Errno(number).name if number in Errno.__members__.values() else f"errno {number}"
-    error = SvmError(message)
+    error = InvalidArgumentError(message) if number == Errno.EEXIST else SvmError(message)
     error.code = name  # type: ignore[misc]
     return error
