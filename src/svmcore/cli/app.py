@@ -62,7 +62,6 @@ def run(argv: list[str]) -> int:
     except SvmError as error:
         return _refused(str(error))
     except (KeyboardInterrupt, click.Abort):
-        _drop(sys.stdout)
         print("svmcore: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
@@ -93,6 +92,8 @@ def _usage(error: click.UsageError) -> str:
     message = error.format_message().strip().rstrip(".")
     if error.ctx is None:
         return message
+    if error.ctx.command is svmcore and message.startswith("No such command"):
+        return f"{message}: expected one of {', '.join(sorted(svmcore.commands))}"
     usage = error.ctx.get_usage().removeprefix("Usage: ")
     return f"{message}: expected {usage}"
 

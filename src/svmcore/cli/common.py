@@ -137,6 +137,8 @@ def opened(
     SvmError
         As :func:`svmcore.traces.open_trace`.
     """
+    if not name:
+        raise InvalidArgumentError("trace '': expected the name of a file, or demo")
     with contextlib.ExitStack() as stack:
         path = name
         if name == DEMO:

@@ -379,7 +379,6 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         ("records", f"{table['records']:,}: {_amounts(table['kinds'])}"),
         ("processors", _amounts(table["processors"])),
         ("time span", "none" if span is None else format_duration(span[1] - span[0])),
-        ("compute", f"{format_duration(table['compute_ns'])} told by the records"),
         ("touches", _amounts(table["accesses"])),
         (
             "touched",
@@ -391,6 +390,8 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         ),
         ("mappings", f"{mappings['count']:,}, {format_size(mappings['bytes'])}"),
     ]
+    if table["compute_ns"]:
+        rows.append(("compute", f"{format_duration(table['compute_ns'])}, told by the records"))
     if table["operators"]:
         rows.append(("operators", f"{table['operators']:,}"))
     if table["gpu_ids"]:
