@@ -245,7 +245,8 @@ def test_interrupt_is_a_clean_line():
     assert signal.SIGINT == 130 - 128
 
 
-def test_progress_on_a_terminal_only():
+def on_terminal(*args, stream):
+    """Run ``svmcore ARGS`` with a terminal of 80 columns as one stream; what it shows, the rest."""
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     shown = bytearray()
@@ -259,13 +260,13 @@ def test_progress_on_a_terminal_only():
 
     reader = threading.Thread(target=read)
     reader.start()
+    other = "stdout" if stream == "stderr" else "stderr"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "svmcore", "replay", "demo", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=theirs,
+            [sys.executable, "-m", "svmcore", *args],
+            **{stream: theirs, other: subprocess.PIPE},
             text=True,
-            env=environment() | {"TERM": "xterm"},
+            env=environment() | {"TERM": "xterm", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"},
             check=False,
         )
     finally:
@@ -273,7 +274,18 @@ def test_progress_on_a_terminal_only():
         reader.join(30)
         os.close(ours)
     assert done.returncode == 0
-    assert json.loads(done.stdout)["trace"]["records"] == 14_163
-    text = shown.decode()
-    assert "replaying by kfd on gpu-80g: demo (workload-csv, 59.2 KiB)" in text
-    assert "pass" in text
+    return shown.decode(), getattr(done, other)
+
+
+def test_progress_on_a_terminal_only():
+    shown, out = on_terminal("replay", "demo", "--json", stream="stderr")
+    assert json.loads(out)["trace"]["records"] == 14_163
+    assert "replaying by kfd on gpu-80g: demo (workload-csv, 59.2 KiB)" in shown
+    assert "pass" in shown
+
+
+def test_no_figure_is_cut_on_a_narrow_terminal():
+    shown, err = on_terminal("replay", "demo", stream="stdout")
+    assert err == ""
+    assert "1,121,280" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown

@@ -32,8 +32,8 @@ __all__ = [
 
 #: The word that stands for the trace that ships with the package.
 DEMO = "demo"
-#: Columns where the output is no terminal.
-_WIDTH = 120
+#: Columns where the output is no terminal, and the fewest on one: figures are never cut.
+_WIDTH, _LEAST_WIDTH = 120, 80
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -47,10 +47,8 @@ class _Console(Console):
 
 def show(parts: Iterable[RenderableType]) -> None:
     """Print lines and tables of a report on stdout; lines are never cut."""
-    width = None if sys.stdout.isatty() else _WIDTH
-    console = _Console(
-        file=sys.stdout, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False
-    )
+    console = _Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console.width = max(console.width, _LEAST_WIDTH) if sys.stdout.isatty() else _WIDTH
     for part in parts:
         if isinstance(part, str | Text):
             console.print(part, soft_wrap=True)

@@ -6,10 +6,11 @@ command line know rich, an extra, which is imported where a table is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..machine import Machine
 from ..result import Result
@@ -82,9 +83,10 @@ def replay_report(
         *_head(result, machine, sure, mapped),
         "",
         *_counters(result),
-        "",
-        _processor_table(result.processors),
     ]
+    if result.processors:
+        rows = list(result.processors.items())
+        parts += ["", _figures("processor", _PROCESSOR_COLUMNS, rows)]
     if result.names:
         parts += ["", *_buffer_tables(result)]
     parts += ["", *_aligned(_times(result))]
@@ -175,32 +177,54 @@ def _table(first: str, *columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(first, overflow="fold")
     for name in columns:
-        table.add_column(name, justify="right")
+        # On a narrow terminal names fold; figures stay whole.
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _processor_table(processors: Mapping[str, Mapping[str, int]]) -> Table:
-    table = _table(
-        "processor",
-        "faults",
-        "duplicates",
-        "moved in",
-        "moved out",
-        "page touches",
-        "remote",
-        "fatal",
-    )
-    for name, c in processors.items():
-        table.add_row(
-            name,
-            f"{c['faults']:,}",
-            f"{c['duplicates']:,}",
-            format_size(c["pages_in"] * PAGE_SIZE),
-            format_size(c["pages_out"] * PAGE_SIZE),
-            f"{c['pages_touched']:,}",
-            f"{c['remote_pages']:,}",
-            f"{c['fatal']:,}",
-        )
+class _Column(NamedTuple):
+    """A column of figures of a table."""
+
+    title: str
+    key: str
+    """Name of the figure in a row."""
+    show: Callable[[int], str] = "{:,}".format
+    kept: bool = False
+    """Shown even where it is 0 in every row."""
+
+
+def _pages(pages: int) -> str:
+    return format_size(pages * PAGE_SIZE)
+
+
+_PROCESSOR_COLUMNS = (
+    _Column("faults", "faults", kept=True),
+    _Column("duplicates", "duplicates"),
+    _Column("moved in", "pages_in", _pages, kept=True),
+    _Column("moved out", "pages_out", _pages, kept=True),
+    _Column("page touches", "pages_touched", kept=True),
+    _Column("remote", "remote_pages"),
+    _Column("fatal", "fatal"),
+)
+_BUFFER_COLUMNS = (
+    _Column("size", "size", format_size, kept=True),
+    _Column("records", "records", kept=True),
+    _Column("page touches", "pages", kept=True),
+    _Column("faults", "faults", kept=True),
+    _Column("moved", "moved_pages", _pages, kept=True),
+    _Column("remote", "remote_pages"),
+    _Column("errors", "errors"),
+)
+
+
+def _figures(
+    first: str, columns: Sequence[_Column], rows: Sequence[tuple[str, Mapping[str, int]]]
+) -> Table:
+    """A table of named rows; columns that are 0 throughout are left out, unless kept."""
+    shown = [c for c in columns if c.kept or any(row[c.key] for _, row in rows)]
+    table = _table(first, *(c.title for c in shown))
+    for name, row in rows:
+        table.add_row(printable(name), *(c.show(row[c.key]) for c in shown))
     return table
 
 
@@ -211,34 +235,20 @@ def _buffer_tables(result: Result) -> list[str | Table]:
     # By moved pages, then page touches; equal ones stay in file order.
     order = np.lexsort((-buffers["pages"].astype("<i8"), -buffers["moved_pages"].astype("<i8")))
     order = order[busy[order]]
-    table = _table(
-        "buffer", "size", "records", "page touches", "faults", "moved", "remote", "errors"
-    )
-    for index in order[:TOP]:
-        _buffer_row(table, printable(result.names[index]), buffers[[index]])
+    rows = [(result.names[index], _total(buffers[[index]])) for index in order[:TOP]]
     rest = order[TOP:]
     if len(rest):
-        _buffer_row(table, f"{len(rest):,} more", buffers[rest])
+        rows.append((f"{len(rest):,} more", _total(buffers[rest])))
+    parts: list[str | Table] = [_figures("buffer", _BUFFER_COLUMNS, rows)] if rows else []
     untouched = int(np.count_nonzero(~busy))
-    parts: list[str | Table] = [table]
     if untouched:
         size = int(buffers["size"][~busy].sum())
         parts.append(f"untouched: {untouched:,} of {len(buffers):,} buffers, {format_size(size)}")
     return parts
 
 
-def _buffer_row(table: Table, name: str, rows: np.ndarray[Any, Any]) -> None:
-    total = {key: int(rows[key].sum()) for key in rows.dtype.names or ()}
-    table.add_row(
-        name,
-        format_size(total["size"]),
-        f"{total['records']:,}",
-        f"{total['pages']:,}",
-        f"{total['faults']:,}",
-        format_size(total["moved_pages"] * PAGE_SIZE),
-        f"{total['remote_pages']:,}",
-        f"{total['errors']:,}",
-    )
+def _total(rows: npt.NDArray[np.void]) -> dict[str, int]:
+    return {key: int(rows[key].sum()) for key in rows.dtype.names or ()}
 
 
 # ---- two replays side by side ------------------------------------------------------------
