@@ -151,6 +151,9 @@ class TraceError(SvmError, ValueError):
         place = f"{path}: {where}" if where else path
         super().__init__(f"{place}: {reason}")
 
+    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
+        return type(self), (self.path, self.where, self.reason)
+
 
 _BY_ERRNO: dict[int, type[SvmError]] = {
     Errno.EINVAL: InvalidArgumentError,

@@ -18,6 +18,7 @@ from .units import PAGE_SHIFT, parse_size
 
 __all__ = ["Costs", "Gpu", "Machine", "preset_names"]
 
+_MOST_GPUS = 64
 _SOURCES = ("measured", "published", "assumed")
 
 
@@ -104,9 +105,9 @@ class Machine:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        if len(self.gpus) > 64:
+        if len(self.gpus) > _MOST_GPUS:
             raise InvalidArgumentError(
-                f"machine {self.name}: {len(self.gpus)} GPUs, expected at most 64"
+                f"machine {self.name}: {len(self.gpus)} GPUs, expected at most {_MOST_GPUS}"
             )
         seen: set[int] = set()
         for gpu in self.gpus:
@@ -173,27 +174,40 @@ def preset_names() -> list[str]:
 def _machine_of(table: dict[str, Any], where: str) -> Machine:
     _known(table, ("name", "gpu", "costs"), where)
     gpus: list[Gpu] = []
-    for entry in _need(table, "gpu", where):
-        _known(entry, _GPU_KEYS, f"{where}: [[gpu]]")
-        first = int(_need(entry, "id", f"{where}: [[gpu]]"))
-        pages = parse_size(_need(entry, "vram", f"{where}: [[gpu]]")) >> PAGE_SHIFT
+    entries = _need(table, "gpu", where)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidArgumentError(f"{where}: gpu: expected tables [[gpu]]")
+    for entry in entries:
+        place = f"{where}: [[gpu]]"
+        _known(entry, _GPU_KEYS, place)
+        first = _whole(entry, "id", place)
+        vram = _need(entry, "vram", place)
+        try:
+            pages = parse_size(vram) >> PAGE_SHIFT
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{place}: vram: {error}") from error
+        count = _whole(entry, "count", place, 1)
+        if count < 1:
+            raise InvalidArgumentError(f"{place}: count {count}, expected 1 or more")
         gpus.extend(
             Gpu(
                 id=first + number,
                 vram_pages=pages,
-                hive=int(entry.get("hive", 0)),
-                adev=int(entry.get("device", -1)),
-                apu=bool(entry.get("apu", False)),
-                svm=bool(entry.get("svm", True)),
-                coherent=bool(entry.get("coherent", False)),
+                hive=_whole(entry, "hive", place, 0),
+                adev=_whole(entry, "device", place, -1),
+                apu=_switch(entry, "apu", place, default=False),
+                svm=_switch(entry, "svm", place, default=True),
+                coherent=_switch(entry, "coherent", place, default=False),
             )
-            for number in range(int(entry.get("count", 1)))
+            for number in range(min(count, _MOST_GPUS + 1))
         )
     return Machine(str(_need(table, "name", where)), tuple(gpus), _costs_of(table, where))
 
 
 def _costs_of(table: dict[str, Any], where: str) -> Costs:
     costs = _need(table, "costs", where)
+    if not isinstance(costs, dict):
+        raise InvalidArgumentError(f"{where}: costs: expected one table [costs]")
     _known(costs, _COST_KEYS, f"{where}: [costs]")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -209,7 +223,8 @@ def _costs_of(table: dict[str, Any], where: str) -> Costs:
                 f"{where}: [costs] {key}: source {source!r}, expected one of {', '.join(_SOURCES)}"
             )
         value = _need(entry, "value", f"{where}: [costs] {key}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < float("inf"):
             raise InvalidArgumentError(
                 f"{where}: [costs] {key}: value {value!r}, expected more than 0"
             )
@@ -222,6 +237,20 @@ def _need(table: dict[str, Any], key: str, where: str) -> Any:
     if key not in table:
         raise InvalidArgumentError(f"{where}: key {key!r} is missing")
     return table[key]
+
+
+def _whole(table: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = _need(table, key, where) if default is None else table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgumentError(f"{where}: {key} = {value!r}, expected a whole number")
+    return value
+
+
+def _switch(table: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
+    value = table.get(key, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{where}: {key} = {value!r}, expected true or false")
+    return value
 
 
 def _known(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
