@@ -137,6 +137,14 @@ def test_arguments(tmp_path, args, what):
     assert what in refused("replay", LOG, *args, cwd=tmp_path)
 
 
+def test_a_processor_that_the_machine_lacks(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("0x1000,4096,r,gpu0\n0x1000,4096,r,gpu5\n")
+    err = refused("replay", path)
+    assert f"{path}: record 1: processor gpu5, expected one of cpu, gpu0" in err
+    assert err.count(str(path)) == 1
+
+
 def test_commands():
     assert "expected one of conformance, convert, demo, inspect, replay" in refused("replya")
     assert "Missing argument 'TRACE': expected svmcore replay" in refused("replay")

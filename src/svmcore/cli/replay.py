@@ -159,8 +159,9 @@ def replay(
         except TraceError:
             raise
         except SvmError as error:
-            wanted = ": expected every record to be served (--strict)" if strict else ""
-            raise InvalidArgumentError(f"{trace}: {error}{wanted}") from error
+            where = "" if str(error).startswith(source.path) else f"{trace}: "
+            wanted = "" if "expected" in str(error) else ": expected every record to be served"
+            raise InvalidArgumentError(f"{where}{error}{wanted}") from error
     result.trace["path"] = trace
     result.notes += _told(source)
     table = _full(result, source)
