@@ -105,14 +105,22 @@ def _read(path: Path) -> str:
 
 def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: bool) -> Report:
     report = Report(path)
-    process = _process(header, reference=reference)
+    try:
+        process = _process(header, reference=reference)
+        driver = header["accounting"] == "driver"
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, SvmError):
+            raise
+        raise InvalidArgumentError(
+            f"{path}: line 1: expected a header of {_FORMAT}: {error!r}"
+        ) from error
     known: dict[int, list[int]] = {}
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
         try:
             step = json.loads(line)
-            if header["accounting"] == "driver" and "accounting_off" in step:
+            if driver and "accounting_off" in step:
                 report.note = f"stopped at step {step['i']}: driver accounting"
                 break
             got = _play(process, step)

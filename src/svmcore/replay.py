@@ -144,7 +144,8 @@ class _Run:
         self.buffers["start"] = self.starts
         self.buffers["size"] = [m.size for m in self.order]
         self.by, self.raw = by, raw
-        self.by_arrival: bool | None = None
+        self.by_arrival = self.source.kind == "fault"
+        self.timed = False
         self.t0 = 0
         self.start_ns = space.now_ns
         self.before = space.counters()
@@ -156,10 +157,12 @@ class _Run:
         self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
 
     def add(self, records: npt.NDArray[np.void]) -> None:
-        if self.by_arrival is None:
-            self.by_arrival = self.source.kind == "fault"
-            if len(records):
-                self.t0 = int(records["t_ns"][0]) - self.start_ns
+        if not self.timed:
+            # The first touch sets the clock: batch marks and mappings may carry no time.
+            touches = records["kind"] <= Kind.FAULT
+            if touches.any():
+                self.timed = True
+                self.t0 = int(records["t_ns"][touches.argmax()]) - self.start_ns
         self._check_processors(records)
         if self.by_arrival and self.t0 < 0:
             # The space is ahead of the trace's clock: its records are as far apart all the same.
