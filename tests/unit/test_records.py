@@ -137,9 +137,9 @@ def test_the_loop_stops_at_a_processor_that_is_not_there():
 def test_other_dtypes_are_refused():
     target, out = space(), np.empty(1, OUTCOME)
     other = np.dtype([(name, "<u8") for name in RECORD.names])
-    with pytest.raises(ValueError, match=r"[Bb]uffer|dtype"):
+    with pytest.raises(ValueError, match=r"(?i)buffer|dtype"):
         replay_chunk(target.process, np.zeros(1, other), out)
-    with pytest.raises(ValueError, match=r"[Bb]uffer|dtype"):
+    with pytest.raises(ValueError, match=r"(?i)buffer|dtype"):
         replay_chunk(target.process, np.zeros(1, RECORD), np.empty(1, RECORD))
 
 
