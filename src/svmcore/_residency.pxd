@@ -77,8 +77,9 @@ cdef struct room_t:
     uint64_t lines
     uint64_t headers
 
-# realloc, unless a test makes allocations fail (see _fail_allocation_after).
-cdef void* res_resize(void* p, size_t size) noexcept nogil
+# Room for `want` items in an array of cap[0], a half more than now at least; False when
+# memory runs out and nothing changed. Policies grow their arrays through it too.
+cdef bint res_grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil
 
 cdef residency_t* res_new() noexcept nogil
 cdef void res_free(residency_t* r) noexcept nogil
@@ -102,10 +103,12 @@ cdef bint res_any_present(residency_t* r, uint64_t first, uint64_t last) noexcep
 cdef uint64_t res_count_movable(residency_t* r, uint64_t first, uint64_t last,
                                 uint64_t* absent) noexcept nogil
 # Move them (reserve 2 lines first); returns how many moved.
-cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil
+cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
+                          uint64_t last) noexcept nogil
 # Move pages that are in the memory of the GPUs of the mask and not pinned to system memory;
 # returns how many moved. It needs no memory: a block of GPU memory has a line for the way back.
-cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last) noexcept nogil
+cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
+                          uint64_t last) noexcept nogil
 # Populate in system memory what is in no GPU's memory (reserve 1 line first).
 cdef void res_populate(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 # First page in the memory of a GPU outside the mask; False when there is none.
@@ -119,7 +122,8 @@ cdef void res_unmap(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last)
 cdef bint res_first_unmapped(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
                              bint write, uint64_t* page) noexcept nogil
 # Last page of the run that starts at first and is all in, or all outside, GPU memory.
-cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last, bint* in_vram) noexcept nogil
+cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last,
+                           bint* in_vram) noexcept nogil
 cdef int res_pin(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 cdef void res_unpin_all(residency_t* r) noexcept nogil
 # The memory goes: every mask of the pages is cleared.

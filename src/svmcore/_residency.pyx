@@ -24,7 +24,8 @@ cdef int64_t fail_after = -1
 def _fail_allocation_after(int64_t n):
     """Let *n* more allocations of residencies and policies succeed and all later ones fail.
 
-    For tests of the promise that a failed call changes nothing.
+    For tests of the promise that a failed call changes nothing. While the hook
+    is on arrays grow without room to spare.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def _fail_allocation_after(int64_t n):
     fail_after = n
 
 
-cdef void* res_resize(void* p, size_t size) noexcept nogil:
+cdef void* resize(void* p, size_t size) noexcept nogil:
     global fail_after
     if fail_after >= 0:
         if fail_after == 0:
@@ -82,17 +83,16 @@ cdef uint64_t res_nbytes(const residency_t* r) noexcept nogil:
     )
 
 
-cdef bint grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
-    """Room for *want* items, a half more than now at least; False when memory runs out."""
+cdef bint res_grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
     cdef uint64_t size = <uint64_t>cap[0] + (cap[0] >> 1) + 16
     cdef void* moved
     if want <= cap[0]:
         return True
-    if size < want:
-        size = want
+    if size < want or fail_after >= 0:
+        size = want  # under the hook too: spare room would hide allocations
     if size > 0xfffffff0U:
         return False
-    moved = res_resize(array[0], size * item)
+    moved = resize(array[0], size * item)
     if moved == NULL:
         return False
     array[0] = moved
@@ -126,7 +126,7 @@ cdef inline uint32_t find_table(residency_t* r, uint64_t group) noexcept nogil:
 
 
 cdef bint rehash(residency_t* r, uint32_t nslots) noexcept nogil:
-    cdef uint32_t* slots = <uint32_t*>res_resize(NULL, nslots * sizeof(uint32_t))
+    cdef uint32_t* slots = <uint32_t*>resize(NULL, nslots * sizeof(uint32_t))
     cdef uint32_t table, slot
     if slots == NULL:
         return False
@@ -152,9 +152,9 @@ cdef uint32_t make_table(residency_t* r, uint64_t group) noexcept nogil:
     if r.nslots < (r.ngroups + 1) * 2 and not rehash(r, r.nslots * 2 if r.nslots else 16):
         return 0
     if r.ngroups == r.cap_groups:
-        if not grow(<void**>&r.keys, &cap, r.ngroups + 1, sizeof(uint64_t)):
+        if not res_grow(<void**>&r.keys, &cap, r.ngroups + 1, sizeof(uint64_t)):
             return 0
-        moved = res_resize(r.tables, <size_t>cap * GROUP_BLOCKS * sizeof(uint32_t))
+        moved = resize(r.tables, <size_t>cap * GROUP_BLOCKS * sizeof(uint32_t))
         if moved == NULL:
             return 0
         r.tables = <uint32_t*>moved
@@ -244,7 +244,8 @@ cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept 
 cdef int make_blocks(residency_t* r, uint64_t number, uint64_t end) noexcept nogil:
     cdef uint32_t table, block
     cdef uint32_t* entry
-    if not grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + (end - number + 1), sizeof(block_t)):
+    cdef uint64_t want = r.nblocks + (end - number + 1)
+    if not res_grow(<void**>&r.blocks, &r.cap_blocks, want, sizeof(block_t)):
         return -1
     while True:
         table = make_table(r, number // GROUP_BLOCKS)
@@ -276,9 +277,9 @@ cdef int res_ask(residency_t* r, uint64_t first, uint64_t last, uint32_t lines,
 
 
 cdef int res_grant(residency_t* r, const room_t* room) noexcept nogil:
-    if not grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + room.headers, sizeof(block_t)):
+    if not res_grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + room.headers, sizeof(block_t)):
         return -1
-    if not grow(<void**>&r.lines, &r.cap_lines, r.nlines + room.lines, sizeof(line_t)):
+    if not res_grow(<void**>&r.lines, &r.cap_lines, r.nlines + room.lines, sizeof(line_t)):
         return -1
     return 0
 
@@ -407,7 +408,8 @@ cdef uint64_t res_count_movable(residency_t* r, uint64_t first, uint64_t last,
         number += 1
 
 
-cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil:
+cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
+                          uint64_t last) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, total = 0, m
     cdef uint32_t block, w, lo, hi
     cdef uint64_t vram[8]
@@ -434,7 +436,8 @@ cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t
         number += 1
 
 
-cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last) noexcept nogil:
+cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
+                          uint64_t last) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, m
     cdef int64_t total = 0
     cdef uint32_t block, part, i, w, lo, hi
@@ -610,7 +613,8 @@ cdef bint res_first_unmapped(residency_t* r, uint32_t gpu, uint64_t first, uint6
         number += 1
 
 
-cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last, bint* in_vram) noexcept nogil:
+cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last,
+                           bint* in_vram) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, m
     cdef uint32_t block, w, lo, hi
     cdef uint64_t vram[8]

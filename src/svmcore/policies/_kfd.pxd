@@ -113,6 +113,7 @@ cdef struct rules_t:
     bint reserves_vram
     bint overflow_check
     bint reports_eviction
+    bint always_mapped_maps
 
 # Memory of the node's devices, shared by its processes.
 cdef struct node_t:

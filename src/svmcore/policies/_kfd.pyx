@@ -8,7 +8,7 @@ negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -36,7 +36,6 @@ from .._faults cimport (
     REASON_NO_PROCESS,
     REASON_NO_RANGE,
     REASON_NO_SVM,
-    REASON_NONE,
     REASON_OK,
     REASON_PERMISSION,
     REASON_RETRY_LATER,
@@ -58,7 +57,6 @@ from .._faults cimport (
     engine_move_out,
     engine_moved,
     engine_new,
-    engine_t,
     engine_unmap,
     event_t,
     fault_window,
@@ -77,7 +75,6 @@ from .._ranges cimport (
     ranges_new,
     ranges_next,
     ranges_rollback,
-    ranges_t,
     ranges_work,
     ranges_work_t,
 )
@@ -95,11 +92,11 @@ from .._residency cimport (
     res_first_foreign,
     res_first_unmapped,
     res_grant,
+    res_grow,
     res_nbytes,
     res_pin,
     res_populate,
     res_reserve,
-    res_resize,
     res_unpin_all,
     res_where,
     residency_t,
@@ -181,22 +178,8 @@ cdef struct list_t:
     uint32_t cap
 
 
-cdef bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
-    """Room for *want* items, a half more than now at least; False when memory runs out."""
-    cdef uint64_t size = <uint64_t>cap[0] + (cap[0] >> 1) + 16
-    cdef void* moved
-    if want <= cap[0]:
-        return True
-    if size < want:
-        size = want
-    if size > 0xfffffff0U:
-        return False
-    moved = res_resize(array[0], size * item)
-    if moved == NULL:
-        return False
-    array[0] = moved
-    cap[0] = <uint32_t>size
-    return True
+cdef inline bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
+    return want <= cap[0] or res_grow(array, cap, want, item)
 
 
 cdef inline bint list_push(list_t* a, uint32_t value) noexcept nogil:
@@ -442,7 +425,7 @@ cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexce
     return -E_NOMEM if ranges_assign(p.vmas, first, last, code) else 0
 
 
-# ---- VRAM objects (sections 2, 15, 19) ----------------------------------------------------
+# ---- VRAM objects (sections 2, 15, 19) --------------------------------------------------
 
 cdef inline bint bo_alive(kfd_t* p, uint32_t node) noexcept nogil:
     """Does the range's pointer lead to a living object?"""
@@ -531,7 +514,7 @@ cdef void release(kfd_t* p, uint32_t node) noexcept nogil:
 
 cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
     """Memory pressure: every range on the object's list leaves it (section 15)."""
-    cdef uint32_t serial = p.bos[number].serial, node, following, rounds
+    cdef uint32_t serial = p.bos[number].serial, node, following, _round
     p.engine.counters.evictions += 1
     if p.rules.reports_eviction:
         engine_log(p.engine, EVENT_EVICT_OBJECT, p.bos[number].npages, 0,
@@ -545,7 +528,7 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
         following = p.ranges[following].bo_next
     while node:
         following = p.ranges[node].bo_next
-        for rounds in range(MIGRATION_ROUNDS):
+        for _round in range(MIGRATION_ROUNDS):
             if p.ranges[node].actual == 0:
                 break
             if vram_to_ram(p, node, p.ranges[node].start, p.ranges[node].last, TRIGGER_EVICTION):
@@ -656,7 +639,7 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     return 0
 
 
-# ---- notifier (sections 11, 13) -----------------------------------------------------------
+# ---- notifier (sections 11, 13) ---------------------------------------------------------
 
 cdef inline uint64_t mapped_gpus(kfd_t* p, uint32_t node) noexcept nogil:
     if p.rules.mapped_per_gpu:
@@ -741,7 +724,7 @@ cdef void take_checkpoints(kfd_t* p) noexcept nogil:
         p.checkpoint_ts[gpu] = p.ring_ts[gpu]
 
 
-# ---- splitting (section 6.2) --------------------------------------------------------------
+# ---- splitting (section 6.2) ------------------------------------------------------------
 
 cdef uint32_t clone(kfd_t* p, uint32_t node) noexcept nogil:
     """All of a range but its time stamp and its invalidations; room is reserved."""
@@ -790,14 +773,16 @@ cdef uint32_t cut_tail(kfd_t* p, uint32_t node, uint64_t last) noexcept nogil:
     return piece
 
 
-cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
+cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start, bint head) noexcept nogil:
     """A cut at *start* breaks a 2 MiB mapping."""
     cdef uint64_t low = (p.ranges[node].start + BLOCK - 1) // BLOCK * BLOCK
     cdef uint64_t high = (p.ranges[node].last + (p.rules.remap_test == 2)) // BLOCK * BLOCK
-    return p.rules.remap_test and low < start < high and start % BLOCK != 0
+    # 6.12 looks at the last page of a head, not at the first page behind it.
+    cdef uint64_t border = start - 1 if head and p.rules.remap_test == 1 else start
+    return p.rules.remap_test and low < start < high and border % BLOCK != 0
 
 
-# ---- room ---------------------------------------------------------------------------------
+# ---- room -------------------------------------------------------------------------------
 
 cdef int ask_room(kfd_t* p, uint64_t first, uint64_t last, bint moves, uint64_t gpus,
                   room_t* room) noexcept nogil:
@@ -837,7 +822,7 @@ cdef int reserve_room(kfd_t* p, uint64_t first, uint64_t last, bint moves,
     return 0
 
 
-# ---- migration (section 10.4) -------------------------------------------------------------
+# ---- migration (section 10.4) -----------------------------------------------------------
 
 cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
                      trigger_t trigger) noexcept nogil:
@@ -938,10 +923,10 @@ cdef int ram_to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint
 cdef int to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t last,
                  trigger_t trigger) noexcept nogil:
     cdef range_t* r = p.ranges + node
-    cdef uint32_t rounds
+    cdef uint32_t _round
     cdef int error
     if r.actual != 0 and r.actual != 1 + gpu:
-        for rounds in range(MIGRATION_ROUNDS):
+        for _round in range(MIGRATION_ROUNDS):
             if r.actual == 0:
                 break
             error = vram_to_ram(p, node, r.start, r.last, trigger)
@@ -952,7 +937,7 @@ cdef int to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t
     return ram_to_vram(p, node, gpu, first, last, trigger)
 
 
-# ---- mapping (section 9) --------------------------------------------------------------------
+# ---- mapping (section 9) ----------------------------------------------------------------
 
 cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
     cdef attrs_t* a = attrs_of(p, node)
@@ -966,7 +951,8 @@ cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
     if r.actual and a.access >> (r.actual - 1) & 1:
         targets |= <uint64_t>1 << (r.actual - 1)
     if targets == 0 and (
-        a.flags & FLAG_ALWAYS_MAPPED or (r.mapped and not p.rules.mapped_per_gpu)
+        (a.flags & FLAG_ALWAYS_MAPPED and p.rules.always_mapped_maps)
+        or (r.mapped and not p.rules.mapped_per_gpu)
     ):
         targets = a.access
     return targets
@@ -1046,7 +1032,7 @@ cdef int map_gpus(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
     return 0
 
 
-# ---- faults (section 10) ----------------------------------------------------------------------
+# ---- faults (section 10) ----------------------------------------------------------------
 
 cdef uint32_t kfd_find(kfd_t* p, uint64_t page) noexcept nogil:
     """The range (or pending child) that holds the page; 0 without one."""
@@ -1233,7 +1219,7 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
     return fault_end(out, error, REASON_MAP_FAILED if error else REASON_OK, True)
 
 
-# ---- pending work (sections 11, 13) -------------------------------------------------------------
+# ---- pending work (sections 11, 13) -----------------------------------------------------
 
 cdef int deferred_node(kfd_t* p, uint32_t node) noexcept nogil:
     """Pending work of one range; all of it, or nothing when memory runs out."""
@@ -1294,6 +1280,19 @@ cdef int kfd_run_deferred(kfd_t* p) noexcept nogil:
     return error
 
 
+cdef int reserve_restore(kfd_t* p) noexcept nogil:
+    cdef room_t room
+    cdef range_t* r
+    cdef uint32_t node = p.list_head
+    room.lines = room.headers = 0
+    while node:
+        r = p.ranges + node
+        if r.invalid and ask_room(p, r.start, r.last, False, map_set(p, node), &room):
+            return -E_NOMEM
+        node = r.list_next
+    return -E_NOMEM if res_grant(p.engine.res, &room) else 0
+
+
 cdef int run_restore(kfd_t* p) noexcept nogil:
     """Map what was invalidated, then let the queues run; else once more in 1 ms.
 
@@ -1301,26 +1300,23 @@ cdef int run_restore(kfd_t* p) noexcept nogil:
     """
     cdef uint32_t node = p.list_head
     cdef range_t* r
-    cdef uint64_t gpus
     cdef bint failed = False
-    cdef int error = 0
     if not p.restore_pending:
         return 0
+    if reserve_restore(p):
+        p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
+        return -E_NOMEM
     while node:
         r = p.ranges + node
         if r.invalid:
-            gpus = map_set(p, node)
-            if reserve_room(p, r.start, r.last, False, gpus):
-                error = -E_NOMEM
-                failed = True
-            elif map_gpus(p, node, r.start, r.last, gpus):
+            if map_gpus(p, node, r.start, r.last, map_set(p, node)):
                 failed = True
             else:
                 r.invalid = 0
         node = r.list_next
     if failed:
         p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
-        return error
+        return 0
     p.restore_pending = False
     p.evicted_ranges = 0
     p.engine.counters.queue_restores += 1
@@ -1336,7 +1332,7 @@ cdef void kfd_step(kfd_t* p) noexcept nogil:
         run_restore(p)
 
 
-# ---- munmap (section 13) --------------------------------------------------------------------------
+# ---- munmap (section 13) ----------------------------------------------------------------
 
 cdef void add_child(kfd_t* p, uint32_t parent, uint32_t child, uint8_t pending) noexcept nogil:
     cdef side_t* s = side_of(p, child)
@@ -1382,8 +1378,9 @@ cdef void notify_unmap(kfd_t* p, uint32_t node, uint64_t first, uint64_t last) n
     cdef bint whole = first <= p.ranges[node].start and last >= p.ranges[node].last
     cdef uint32_t child = first_child(p, node)
     cdef side_t* s
-    take_checkpoints(p)
-    if not p.rules.stale_by_timestamp:
+    if p.rules.stale_by_timestamp:
+        take_checkpoints(p)
+    else:
         p.draining = True
     while child:  # cuts append to this list
         unmap_piece(p, node, child, first, last)
@@ -1439,7 +1436,7 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil:
     return 0
 
 
-# ---- the other events of the CPU side ---------------------------------------------------------------
+# ---- the other events of the CPU side ---------------------------------------------------
 
 cdef int protect_dry(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
     """Change the mappings up to the first hole and back: then memory for it is there."""
@@ -1550,7 +1547,7 @@ cdef int kfd_cpu_access(kfd_t* p, uint64_t page) noexcept nogil:
     return 2 if where else 0
 
 
-# ---- set_attr (sections 3 to 8) ------------------------------------------------------------------------
+# ---- set_attr (sections 3 to 8) ---------------------------------------------------------
 
 cdef int check_ioctl(uint64_t addr, uint64_t size, uint32_t op) noexcept nogil:
     return -E_INVAL if (addr | size) & 0xfff or addr == 0 or size == 0 or op > 1 else 0
@@ -1642,7 +1639,8 @@ cdef bint changes_mapping(kfd_t* p, const attr_t* attrs, uint32_t n) noexcept no
     return False
 
 
-cdef uint64_t merge_attributes(kfd_t* p, attrs_t* a, const attr_t* attrs, uint32_t n) noexcept nogil:
+cdef uint64_t merge_attributes(kfd_t* p, attrs_t* a, const attr_t* attrs,
+                               uint32_t n) noexcept nogil:
     """Store the attributes in order; the GPUs that were named by NO_ACCESS."""
     cdef uint32_t i, value, kind
     cdef uint64_t bit, refused = 0
@@ -1774,7 +1772,8 @@ cdef bint fill(kfd_t* p, lists_t* l, uint64_t first, uint64_t last) noexcept nog
         first = end + 1
 
 
-cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low, uint64_t last) noexcept nogil:
+cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low,
+                     uint64_t last) noexcept nogil:
     """A range that sticks out of the call's interval: work on a clone, cut at the ends."""
     cdef uint32_t copy, head, tail
     cdef bint again
@@ -1789,13 +1788,13 @@ cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low, uint64_t
     copy = clone(p, node)
     list_push(&l.insert, copy)
     if p.ranges[copy].start < low:
-        again = cuts_huge(p, copy, low)
+        again = cuts_huge(p, copy, low, True)
         head = cut_head(p, copy, low)
         list_push(&l.insert, head)
         if again:
             list_push(&l.remap, head)
     if p.ranges[copy].last > last:
-        again = cuts_huge(p, copy, last + 1)
+        again = cuts_huge(p, copy, last + 1, False)
         tail = cut_tail(p, copy, last)
         list_push(&l.insert, tail)
         if again:
@@ -1872,8 +1871,14 @@ cdef int ask_update(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n, bi
         gpus = a.aip
         if p.rules.mapped_per_gpu:
             gpus |= r.mapped
-        if not p.xnack or r.mapped or moves or r.actual or a.flags & FLAG_ALWAYS_MAPPED:
+        if not p.xnack or a.flags & FLAG_ALWAYS_MAPPED or (
+            r.mapped and not p.rules.mapped_per_gpu
+        ):
             gpus |= a.access
+        if moves:
+            gpus |= a.access & <uint64_t>1 << (target - 1)
+        if r.actual:
+            gpus |= a.access & <uint64_t>1 << (r.actual - 1)
     return ask_room(p, r.start, r.last, moves, gpus, room)
 
 
@@ -1957,7 +1962,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
     return error
 
 
-# ---- accesses ------------------------------------------------------------------------------------------
+# ---- accesses ---------------------------------------------------------------------------
 
 cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
                          access_t* out) noexcept nogil:
@@ -2017,7 +2022,8 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             fatal(out, page, -E_ACCES, REASON_XNACK_OFF)
             return
         settle(p)
-        if kfd_fault(p, <int>gpu, page, write, 0, &f):
+        # A touch of now is newer than anything in the ring when it was looked at.
+        if kfd_fault(p, <int>gpu, page, write, p.checkpoint_ts[gpu] + 1, &f):
             p.engine.cost_ns += p.engine.costs.fault_ns
             fatal(out, page, f.ret, f.reason)
             return
@@ -2095,10 +2101,10 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
             out.faults += 1
             out.best = 0
             p.engine.processors[0].faults += 1
-            # 6.1 cuts ranges here; the pieces join the tree before the next fault.
-            if p.ndeferred and kfd_run_deferred(p):
-                fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
-                return
+            # 6.1 cuts ranges here; the pieces join the tree before the next fault. Without
+            # memory for that they stay pending, which no CPU fault minds.
+            if p.ndeferred:
+                kfd_run_deferred(p)
             continue
         cpu_touch(p, page, end, out)
         if end == last:
@@ -2129,12 +2135,13 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
     out.moved = p.engine.counters.migrated_pages - moved
 
 
-# ---- invariants ------------------------------------------------------------------------------------------
+# ---- invariants -------------------------------------------------------------------------
 
-cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held) noexcept nogil:
-    """A range of the tree with its children: references, pending work."""
+cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held, uint64_t* inside) noexcept nogil:
+    """A range of the tree with its children: references, pages inside, pending work."""
     cdef uint32_t child = first_child(p, node), i, listed = 0
     cdef range_t* r = p.ranges + node
+    inside[0] += res_count_vram(p.engine.res, r.start, r.last)
     if r.bits & RANGE_HAS_BO:
         held[0] += 1
         if not bo_alive(p, node):
@@ -2150,6 +2157,7 @@ cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held) noexcept nogil:
     if p.sides[r.side].deferred != listed or p.sides[r.side].needs_unmap:
         return 13
     while child:
+        inside[0] += res_count_vram(p.engine.res, p.ranges[child].start, p.ranges[child].last)
         if p.ranges[child].bits & RANGE_HAS_BO:
             held[0] += 1
             if not bo_alive(p, child):
@@ -2164,7 +2172,7 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
     """0 = sound, else the number of the broken rule (see KfdProcess.check)."""
     cdef range_entry_t e
     cdef range_t* r
-    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages, held = 0
+    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages, held = 0, inside = 0
     cdef uint64_t used[MAX_GPUS]
     cdef uint32_t node, number, i
     cdef int error
@@ -2185,7 +2193,7 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
                 return 5
             if pages and not r.bits & RANGE_HAS_BO:
                 return 6
-        error = check_side(p, e.value, &held)
+        error = check_side(p, e.value, &held, &inside)
         if error:
             return error
         if e.last == <uint64_t>0xffffffffffffffffU:
@@ -2213,6 +2221,8 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
         return 11
     if pages != res_count_vram(p.engine.res, 0, <uint64_t>0xffffffffffffffffU):
         return 9
+    if pages != inside:
+        return 14
     for i in range(p.ngpus):
         if used[i] > p.node.used[i] or p.node.used[i] > p.gpus[i].vram_pages:
             return 10
@@ -2234,10 +2244,11 @@ _RULES = (
     "an object's references differ from the ranges that hold it",
     "a range away from system memory without an object there",
     "pending work of a range",
+    "pages in GPU memory outside any range",
 )
 
 
-# ---- Python face ------------------------------------------------------------------------------------------
+# ---- Python face ------------------------------------------------------------------------
 
 cdef class Node:
     """Device memory of one node, shared by its processes; made by the engine."""
@@ -2707,7 +2718,7 @@ cdef class KfdProcess:
             page = e.last + 1
         nodes.sort()
         rows = []
-        for start, node in nodes:
+        for _, node in nodes:
             r = p.ranges + <uint32_t>node
             a = p.sets + r.attrs
             held = -1
@@ -2838,7 +2849,7 @@ cdef class KfdProcess:
             raise AssertionError(_RULES[rule])
 
 
-# ---- helpers of the Python face ---------------------------------------------------------------------------
+# ---- helpers of the Python face ---------------------------------------------------------
 
 cdef void take_rules(rules_t* r, object rules):
     r.window_migration = rules.window_migration
@@ -2856,6 +2867,7 @@ cdef void take_rules(rules_t* r, object rules):
     r.reserves_vram = rules.reserves_vram
     r.overflow_check = rules.overflow_check
     r.reports_eviction = rules.reports_eviction
+    r.always_mapped_maps = rules.always_mapped_maps
 
 
 cdef void take_gpus(kfd_t* p, tuple gpus, bint apu_prefers_system):
