@@ -381,6 +381,8 @@ cdef inline int touch(handle_t* h, svmcore_access_t* a) noexcept nogil:
     a.duplicates = out.duplicates
     a.code = out.ret
     a.served_from = out.best
+    if out.ret:
+        h.text[0] = 0
     return out.ret
 
 
@@ -483,6 +485,8 @@ cdef int deliver_fault(handle_t* h, svmcore_fault_t* a) noexcept nogil:
     a.migration = f.migration
     a.vram_fallback = f.vram_fallback
     a.unregistered = f.unregistered
+    if f.ret:
+        h.text[0] = 0
     return f.ret
 
 
@@ -1123,9 +1127,11 @@ cdef int api_get_attr(svmcore_space* space, uint64_t addr, uint64_t size, svmcor
 cdef svmcore_api_t table
 cdef const char* reasons[64]
 cdef uint32_t nreasons = 0
-# Hold the characters that the table and `reasons` point at.
+# They hold the characters that the table points at, for a host that outlives the interpreter too.
 _VERSION = __version__.encode()
 _REASONS = tuple(name.encode() for name in REASONS)
+Py_INCREF(_VERSION)
+Py_INCREF(_REASONS)
 
 for _name in _REASONS:
     reasons[nreasons] = <const char*><bytes>_name

@@ -360,8 +360,9 @@ typedef struct svmcore_api {
 
     /* Watch the effects of calls on this space; NULL ends it. */
     int (*set_event_callback)(svmcore_space *space, svmcore_event_fn callback, void *user);
-    /* Text of the last call on this space that failed in this svmcore's words, cut to `bytes`
-       with its 0. What was refused for NULL, -SVMCORE_EBUSY or -SVMCORE_EDEADLK leaves no text. */
+    /* Why the last call on this space that failed did, cut to `bytes` with the closing 0. Empty
+       after a fatal touch or fault, whose `reason` tells; NULL, -SVMCORE_EBUSY and
+       -SVMCORE_EDEADLK leave it as it was. */
     int (*last_error)(svmcore_space *space, char *text, uint64_t bytes);
     /* Word of a svmcore_reason; NULL for an unknown number. */
     const char *(*reason_name)(uint32_t reason);

@@ -199,7 +199,8 @@ public:
         touch.addr = addr;
         touch.bytes = bytes;
         touch.t_ns = t_ns;
-        answered(api().access(space_, &touch), touch.reason, touch.code);
+        int code = api().access(space_, &touch);
+        answered(code, touch.reason, touch.code);
         return touch;
     }
     /* Fills the answers in. Each touch needs its size set. */
@@ -217,7 +218,8 @@ public:
         one.addr = addr;
         one.t_ns = t_ns;
         one.timestamp = timestamp;
-        answered(api().fault(space_, &one), one.reason, one.code);
+        int code = api().fault(space_, &one);
+        answered(code, one.reason, one.code);
         return one;
     }
     /* Whether there was a device memory object to take. */
