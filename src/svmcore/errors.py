@@ -23,6 +23,7 @@ __all__ = [
     "OutOfSpaceError",
     "OverflowAddressError",
     "PermissionDeniedError",
+    "StateFileError",
     "SvmError",
     "TraceError",
     "error_from_errno",
@@ -153,6 +154,30 @@ class TraceError(SvmError, ValueError):
 
     def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
         return type(self), (self.path, self.where, self.reason)
+
+
+class StateFileError(SvmError, ValueError):
+    """A state file that cannot be read or written: what, where and what was expected.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    where : str
+        Member of the file, for example ``"ranges.npy"``; empty when the whole
+        file is meant.
+    reason : str
+        What was found and what was expected.
+    """
+
+    code = "EINVAL"
+
+    def __init__(self, path: str, where: str, reason: str) -> None:
+        self.path = path
+        self.where = where
+        self.reason = reason
+        place = f"{path}: {where}" if where else path
+        super().__init__(f"{place}: {reason}")
 
 
 _BY_ERRNO: dict[int, type[SvmError]] = {

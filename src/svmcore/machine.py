@@ -7,7 +7,10 @@ Times computed from it are *modelled* times.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -156,6 +159,62 @@ class Machine:
             raise InvalidArgumentError(f"machine {path}: expected a TOML file: {error}") from error
         return _machine_of(table, str(path))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The machine as JSON values; :meth:`from_dict` makes an equal one of them."""
+        return {
+            "name": self.name,
+            "gpus": [dataclasses.asdict(gpu) for gpu in self.gpus],
+            "costs": dataclasses.asdict(self.costs),
+        }
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any], where: str = "machine") -> Machine:
+        """A machine from what :meth:`to_dict` gave.
+
+        Parameters
+        ----------
+        table : mapping
+        where : str
+            What messages begin with.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a key is missing or not known, or a value is not of its kind; the
+            message names the key.
+        """
+        _exactly(table, ("name", "gpus", "costs"), where)
+        if not isinstance(table["name"], str) or not isinstance(table["gpus"], list):
+            raise InvalidArgumentError(f"{where}: expected a name and a list of gpus")
+        gpus = []
+        for number, entry in enumerate(table["gpus"]):
+            place = f"{where}: gpus[{number}]"
+            _exactly(entry, tuple(item.name for item in dataclasses.fields(Gpu)), place)
+            for item in dataclasses.fields(Gpu):
+                value = entry[item.name]
+                wanted = bool if item.type == "bool" else int
+                if type(value) is not wanted or not -(1 << 63) <= value < 1 << 64:
+                    raise InvalidArgumentError(
+                        f"{place}: {item.name} = {value!r:.40}, expected a {wanted.__name__} "
+                        "of 64 bits"
+                    )
+            gpus.append(Gpu(**entry))
+        costs = table["costs"]
+        _exactly(costs, (*_COST_KEYS, "sources"), f"{where}: costs")
+        for key in _COST_KEYS:
+            value = costs[key]
+            least = 1e-300 if key.endswith("_per_s") else 0  # times may be 0, rates not
+            if type(value) not in (int, float) or not least <= value < math.inf:
+                raise InvalidArgumentError(
+                    f"{where}: costs: {key} = {value!r:.40}, expected a number, a rate above 0"
+                )
+        sources = costs["sources"]
+        if not isinstance(sources, dict) or not all(
+            isinstance(word, str) for word in sources.values()
+        ):
+            raise InvalidArgumentError(f"{where}: costs: sources, expected a word a constant")
+        return Machine(table["name"], tuple(gpus), Costs(**(costs | {"sources": dict(sources)})))
+
     @staticmethod
     def resolve(machine: str | Path | Machine) -> Machine:
         """*machine* itself, the preset of that name, or the file at that path."""
@@ -257,3 +316,9 @@ def _known(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in keys:
             raise InvalidArgumentError(f"{where}: unknown key {key!r}, expected {', '.join(keys)}")
+
+
+def _exactly(table: Any, keys: tuple[str, ...], where: str) -> None:
+    if not isinstance(table, Mapping) or set(table) != set(keys):
+        found = ", ".join(sorted(map(str, table))) if isinstance(table, Mapping) else repr(table)
+        raise InvalidArgumentError(f"{where}: {found:.200}, expected keys {', '.join(keys)}")
