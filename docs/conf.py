@@ -25,10 +25,12 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 numpydoc_show_class_members = False
 # It reads signatures before keep_own_sections has been there.
-warnings.filterwarnings("ignore", message="Unknown section (Complexity|Source)")
+warnings.filterwarnings("ignore", message="Unknown section (Complexity|Source|Thread [Ss]afety)")
 # Names of ours must resolve; those of Python and NumPy would need their sites.
-nitpick_ignore_regex = [(r"py:.*", r"(?!svmcore\.).*")]
-doctest_global_setup = "import svmcore"
+# Private names of ours, such as type variables, have no page.
+nitpick_ignore_regex = [(r"py:.*", r"(?!svmcore\.).*"), (r"py:.*", r"svmcore\..*\._\w+")]
+# Examples in docstrings use the public names as their own module does.
+doctest_global_setup = "import svmcore\nfrom svmcore import *"
 
 
 class ModulesDirective(SphinxDirective):
@@ -45,10 +47,10 @@ class ModulesDirective(SphinxDirective):
 
 
 def keep_own_sections(app, what, name, obj, options, lines) -> None:
-    """Bring our sections Complexity and Source under Notes, the place that numpydoc knows."""
+    """Bring our own sections under Notes, the place that numpydoc knows."""
     text = "\n".join(lines) + "\n"
     notes = []
-    for title in ("Complexity", "Source"):
+    for title in ("Complexity", "Source", "Thread safety"):
         section = rf"^{title}\n-{{3,}}\n(.*?)(?=^\S[^\n]*\n-{{3,}}\n|\Z)"
         match = re.search(section, text, re.MULTILINE | re.DOTALL)
         if match is not None:

@@ -23,8 +23,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 # From the ground up. A name stands for the module and for all that lies below it.
 FLOORS = [
-    ["errors", "units", "_version", "_types"],
-    ["records", "attributes", "machine"],
+    ["errors", "units", "_version", "_types", "buildinfo"],
+    ["records", "attributes", "machine", "image"],
     ["_ranges"],
     ["_residency"],
     ["_faults"],
@@ -40,7 +40,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 TRACES_SEE = {"errors", "units", "_version", "_types", "records", "attributes", "machine"}
 TRACES_SEEN_FROM = FLOOR["replay"]
 # In policies/: what every policy may use. Each other file is a policy, `_x` the compiled
-# half of `x`.
+# half of `x`, `_x_state` what saves it.
 POLICY_ROOMS = {"policies.base", "policies.kernels", "policies.outcome"}
 # The oracle shares no compiled code with what it judges.
 COMPILED = ("_ranges", "_residency", "_faults", "_replay", "_capi", "_stacks")
@@ -134,7 +134,7 @@ def scan(root: Path) -> Edges:
 
 
 def policy_of(module: str) -> str:
-    return module.partition(".")[2].lstrip("_")
+    return module.partition(".")[2].lstrip("_").removesuffix("_state")
 
 
 def broken_rule(importer: str, target: str) -> str:

@@ -23,6 +23,7 @@ import svmcore
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "svmcore"
+SOURCES = (".py", ".pyx", ".pxd", ".pyi", ".h", ".hpp")
 GENERATED = ("*.so", "*.pyd", "*.egg-info", "__pycache__", ".*_cache")
 
 
@@ -118,7 +119,7 @@ def test_installed_copy_is_tested_not_the_source() -> None:
 
 @pytest.mark.slow
 def test_sdist_holds_sources_and_no_generated_c(sdist_names: set[str]) -> None:
-    wanted = {f"src/{name}" for name in source_files(".py", ".pyx", ".pxd", ".pyi", ".h", ".toml")}
+    wanted = {f"src/{name}" for name in source_files(*SOURCES, ".toml")}
     wanted |= {"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"}
     wanted |= {"setup.py", ".ci/run", "tests/test_packaging.py", "tests/conftest.py"}
     wanted |= {"bench/instructions.py", "docs/conf.py", "docs/index.md"}
@@ -129,7 +130,7 @@ def test_sdist_holds_sources_and_no_generated_c(sdist_names: set[str]) -> None:
 
 @pytest.mark.slow
 def test_wheel_holds_what_embedders_need_and_no_c(wheel_names: set[str]) -> None:
-    wanted = source_files(".py", ".pyx", ".pxd", ".pyi", ".h") | {"svmcore/py.typed"}
+    wanted = source_files(*SOURCES) | {"svmcore/py.typed"}
     data = (SOURCE / "data").rglob("*")
     wanted |= {
         path.relative_to(SOURCE.parent).as_posix()

@@ -1,0 +1,41 @@
+# cython: language_level=3
+"""``from svmcore cimport ...``: the C interface, as ``svmcore/svmcore.h`` documents it.
+
+An extension adds ``svmcore.get_include()`` to its include folders.
+"""
+from ._capi cimport (
+    SVMCORE_ABI,
+    SVMCORE_ATTR_ACCESS,
+    SVMCORE_ATTR_ACCESS_IN_PLACE,
+    SVMCORE_ATTR_CLR_FLAGS,
+    SVMCORE_ATTR_GRANULARITY,
+    SVMCORE_ATTR_NO_ACCESS,
+    SVMCORE_ATTR_PREFERRED_LOC,
+    SVMCORE_ATTR_PREFETCH_LOC,
+    SVMCORE_ATTR_SET_FLAGS,
+    SVMCORE_CPU,
+    SVMCORE_GPU,
+    SVMCORE_LOCATION_SYSTEM,
+    SVMCORE_LOCATION_UNDEFINED,
+    SVMCORE_MAP_ANON,
+    SVMCORE_NEVER,
+    SVMCORE_NOW,
+    SVMCORE_NOWHERE,
+    SVMCORE_PROT_READ,
+    SVMCORE_PROT_WRITE,
+    SVMCORE_QUEUE,
+    SVMCORE_REASON_NONE,
+    SVMCORE_REASON_OK,
+    SVMCORE_WRITE,
+    svmcore_access_t,
+    svmcore_api_t,
+    svmcore_attr_t,
+    svmcore_counters_t,
+    svmcore_event_fn,
+    svmcore_event_t,
+    svmcore_fault_t,
+    svmcore_import,
+    svmcore_info_t,
+    svmcore_options_t,
+    svmcore_space,
+)

@@ -6,6 +6,7 @@ a time, :func:`replay` a whole trace; :class:`Machine` says on what hardware,
 """
 
 from ._version import __version__
+from .buildinfo import get_include
 from .engine import AccessResult, Explanation, FaultResult, RangeInfo, Space, System
 from .errors import SvmError, TraceError
 from .machine import Gpu, Machine
@@ -26,6 +27,7 @@ __all__ = [
     "System",
     "TraceError",
     "__version__",
+    "get_include",
     "open_trace",
     "replay",
 ]

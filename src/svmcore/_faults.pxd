@@ -34,6 +34,7 @@ cdef enum reason_t:
     REASON_NO_MAPPING
     REASON_NEVER_RESOLVES
     REASON_BUS_ERROR
+    REASON_NO_MEMORY     # of the model, not of a device: nothing was changed
 
 cdef enum event_kind:
     EVENT_MIGRATE        # first, last, from, to, cause = trigger, value = pages moved
@@ -119,10 +120,10 @@ cdef void engine_free(engine_t* e) noexcept nogil
 cdef void engine_log(engine_t* e, event_kind kind, uint64_t first, uint64_t last, uint8_t source,
                      uint8_t target, uint8_t cause, uint64_t value) noexcept nogil
 
-# Move what can move of [first, last] to GPU memory; count from res_count_movable.
+# Move what can move of [first, last] to GPU memory (reserve 2 lines first).
 cdef void engine_move_in(engine_t* e, uint32_t gpu, uint64_t first, uint64_t last,
                          trigger_t trigger, uint64_t* moved) noexcept nogil
-# Move what is in the memory of the GPUs to system memory; -1 when memory runs out.
+# Move what is in the memory of the GPUs to system memory; 0, it cannot fail.
 cdef int engine_move_out(engine_t* e, uint32_t gpu, uint64_t gpus, uint64_t first, uint64_t last,
                          trigger_t trigger, uint64_t* moved) noexcept nogil
 # A move that carried nothing (an error, pages that cannot move).

@@ -4,7 +4,7 @@
 Owns the counters, the event log and the modelled clock of one space. One thread
 at a time uses an engine. An effect costs what its residency operation costs.
 """
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
 from ._residency cimport (
@@ -43,6 +43,7 @@ REASONS = (
     "no_mapping",
     "never_resolves",
     "bus_error",
+    "no_memory",
 )
 
 
@@ -116,11 +117,7 @@ cdef void engine_move_in(engine_t* e, uint32_t gpu, uint64_t first, uint64_t las
 
 cdef int engine_move_out(engine_t* e, uint32_t gpu, uint64_t gpus, uint64_t first, uint64_t last,
                          trigger_t trigger, uint64_t* moved) noexcept nogil:
-    cdef int64_t count = res_move_out(e.res, gpus, first, last)
-    if count < 0:
-        moved[0] = 0
-        return -1
-    moved[0] = <uint64_t>count
+    moved[0] = <uint64_t>res_move_out(e.res, gpus, first, last)
     e.processors[1 + gpu].pages_out += moved[0]
     engine_moved(e, first, last, <uint8_t>(1 + gpu), 0, trigger, moved[0])
     return 0

@@ -7,15 +7,15 @@ One thread at a time replays into a process.
 from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from ._faults cimport REASON_NONE, REASON_OK
-from ._types cimport E_EXIST, record_t
+from ._faults cimport REASON_DUPLICATE, REASON_NONE, REASON_OK
+from ._types cimport E_EXIST, E_INVAL, record_t
 from .policies._kfd cimport (
     KfdProcess,
     access_t,
     attr_t,
     fault_t,
     kfd_access,
-    kfd_fault,
+    kfd_deliver,
     kfd_look_ahead,
     kfd_mmap,
     kfd_mode,
@@ -124,19 +124,15 @@ cdef inline void deliver(kfd_t* p, const record_t* record, uint8_t processor, ui
     cdef fault_t f
     cdef uint64_t before = p.engine.counters.migrated_pages
     kfd_step(p)
-    kfd_fault(p, <int>processor - 1, record.addr >> 12, 1 <= record.access <= 2,
-              record.t_ns, node, &f)
+    kfd_deliver(p, processor - 1, record.addr >> 12, 1 <= record.access <= 2, record.t_ns, node,
+                &f)
     out.page = record.addr >> 12
     out.moved = narrow(p.engine.counters.migrated_pages - before)
     out.code = <int16_t>f.ret
     out.reason = f.reason
     out.best = f.best
-    if f.reason == REASON_OK:
-        out.faults = 1
-        p.engine.processors[processor].faults += 1
-    if f.ret:
-        p.engine.processors[processor].fatal += 1
-    p.engine.cost_ns += p.engine.costs.fault_ns
+    out.faults = f.reason == REASON_OK
+    out.duplicates = f.reason == REASON_DUPLICATE
 
 
 cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
@@ -178,7 +174,9 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
         else:
             kfd_step(p)
             error = 0
-            if record.kind == KIND_MAP:
+            if record.size == 0:
+                error = -E_INVAL
+            elif record.kind == KIND_MAP:
                 error = kfd_mmap(p, record.addr >> 12, (record.addr + record.size - 1) >> 12,
                                  VMA_READ_WRITE)
                 if error == -E_EXIST:

@@ -2,6 +2,8 @@
 """Where each page is: 512-bit masks a 2 MiB block, made when a page is first touched.
 
 Invariant: a page is in at most one of: system memory, the memory of one GPU.
+Invariant: a block with a line of GPU memory has one of system memory too, so
+that moving out, thus eviction, never runs out of memory.
 Invariant: a mask line belongs to exactly one (block, tag); blocks are found
 through a directory of 1 GiB groups, so untouched space costs nothing.
 
@@ -151,6 +153,18 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
             out.other = True
 
 
+# Room asked for so far, see res_ask.
+cdef struct room_t:
+    uint64_t lines
+    uint64_t headers
+
+# Room for `want` items in an array of cap[0], a half more than now at least; False when
+# memory runs out and nothing changed. Policies grow their arrays through it too.
+cdef bint res_grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil
+
+# realloc, unless a test makes allocations fail (see _fail_allocation_after).
+cdef void* res_resize(void* p, size_t size) noexcept nogil
+
 # ---- functions ----
 
 cdef residency_t* res_new() noexcept nogil
@@ -159,6 +173,10 @@ cdef uint64_t res_nbytes(const residency_t* r) noexcept nogil
 
 # Make every block of [first, last] exist with room for `lines` more mask lines each.
 cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lines) noexcept nogil
+# The same for several spans at once: ask for each, then grant the sum.
+cdef int res_ask(residency_t* r, uint64_t first, uint64_t last, uint32_t lines,
+                 room_t* room) noexcept nogil
+cdef int res_grant(residency_t* r, const room_t* room) noexcept nogil
 
 # Pages of the mask in [first, last].
 cdef uint64_t res_count(residency_t* r, uint32_t tag, uint64_t first, uint64_t last) noexcept nogil
@@ -170,11 +188,13 @@ cdef bint res_any_present(residency_t* r, uint64_t first, uint64_t last) noexcep
 # nowhere yet, or last + 1.
 cdef uint64_t res_count_movable(residency_t* r, uint64_t first, uint64_t last,
                                 uint64_t* absent) noexcept nogil
-# Move them (reserve 1 line first); returns how many moved.
-cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil
+# Move them (reserve 2 lines first); returns how many moved.
+cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
+                          uint64_t last) noexcept nogil
 # Move pages that are in the memory of the GPUs of the mask and not pinned to system memory;
-# returns how many moved, -1 when memory runs out.
-cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last) noexcept nogil
+# returns how many moved. It needs no memory: a block of GPU memory has a line for the way back.
+cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
+                          uint64_t last) noexcept nogil
 # Populate in system memory what is in no GPU's memory (reserve 1 line first).
 cdef void res_populate(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 # First page in the memory of a GPU outside the mask; False when there is none.
@@ -188,7 +208,8 @@ cdef void res_unmap(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last)
 cdef bint res_first_unmapped(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
                              bint write, uint64_t* page) noexcept nogil
 # Last page of the run that starts at first and is all in, or all outside, GPU memory.
-cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last, bint* in_vram) noexcept nogil
+cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last,
+                           bint* in_vram) noexcept nogil
 cdef int res_pin(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 cdef void res_unpin_all(residency_t* r) noexcept nogil
 # The memory goes: every mask of the pages is cleared.

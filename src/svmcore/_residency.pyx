@@ -12,6 +12,42 @@ from libc.string cimport memset
 
 # ---- memory -----------------------------------------------------------------------------
 
+# Test hook: allocations left before all fail, -1 = off. The only state of the module.
+cdef int64_t fail_after = -1
+
+
+def _fail_allocation_after(int64_t n):
+    """Let *n* more allocations of residencies and policies succeed and all later ones fail.
+
+    For tests of the promise that a failed call changes nothing. While the hook
+    is on arrays grow without room to spare.
+
+    Parameters
+    ----------
+    n : int
+        Allocations that still succeed; -1 turns the hook off.
+
+    Complexity
+    ----------
+    O(1). The hook is one comparison an allocation, none a look-up.
+
+    Source
+    ------
+    Own; as the hook of the range map.
+    """
+    global fail_after
+    fail_after = n
+
+
+cdef void* res_resize(void* p, size_t size) noexcept nogil:
+    global fail_after
+    if fail_after >= 0:
+        if fail_after == 0:
+            return NULL
+        fail_after -= 1
+    return realloc(p, size)
+
+
 cdef residency_t* res_new() noexcept nogil:
     cdef residency_t* r = <residency_t*>calloc(1, sizeof(residency_t))
     if r == NULL:
@@ -42,17 +78,16 @@ cdef uint64_t res_nbytes(const residency_t* r) noexcept nogil:
     )
 
 
-cdef bint grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
-    """Room for *want* items, a half more than now at least; False when memory runs out."""
+cdef bint res_grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
     cdef uint64_t size = <uint64_t>cap[0] + (cap[0] >> 1) + 16
     cdef void* moved
     if want <= cap[0]:
         return True
-    if size < want:
-        size = want
+    if size < want or fail_after >= 0:
+        size = want  # under the hook too: spare room would hide allocations
     if size > 0xfffffff0U:
         return False
-    moved = realloc(array[0], size * item)
+    moved = res_resize(array[0], size * item)
     if moved == NULL:
         return False
     array[0] = moved
@@ -63,10 +98,11 @@ cdef bint grow(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept
 # ---- directory --------------------------------------------------------------------------
 
 cdef bint rehash(residency_t* r, uint32_t nslots) noexcept nogil:
-    cdef uint32_t* slots = <uint32_t*>calloc(nslots, sizeof(uint32_t))
+    cdef uint32_t* slots = <uint32_t*>res_resize(NULL, nslots * sizeof(uint32_t))
     cdef uint32_t table, slot
     if slots == NULL:
         return False
+    memset(slots, 0, nslots * sizeof(uint32_t))
     for table in range(r.ngroups):
         slot = hash_group(r.keys[table], nslots - 1)
         while slots[slot]:
@@ -88,9 +124,9 @@ cdef uint32_t make_table(residency_t* r, uint64_t group) noexcept nogil:
     if r.nslots < (r.ngroups + 1) * 2 and not rehash(r, r.nslots * 2 if r.nslots else 16):
         return 0
     if r.ngroups == r.cap_groups:
-        if not grow(<void**>&r.keys, &cap, r.ngroups + 1, sizeof(uint64_t)):
+        if not res_grow(<void**>&r.keys, &cap, r.ngroups + 1, sizeof(uint64_t)):
             return 0
-        moved = realloc(r.tables, <size_t>cap * GROUP_BLOCKS * sizeof(uint32_t))
+        moved = res_resize(r.tables, <size_t>cap * GROUP_BLOCKS * sizeof(uint32_t))
         if moved == NULL:
             return 0
         r.tables = <uint32_t*>moved
@@ -170,17 +206,11 @@ cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept 
     return w
 
 
-cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lines) noexcept nogil:
-    cdef uint64_t number = first >> 9, end = last >> 9
-    cdef uint64_t count = end - number + 1
+cdef int make_blocks(residency_t* r, uint64_t number, uint64_t end) noexcept nogil:
     cdef uint32_t table, block
     cdef uint32_t* entry
-    if count > 0x7fffffff // (lines + 2):
-        return -1
-    # A new block takes one header and, with more than 8 lines, another.
-    if not grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + 2 * count, sizeof(block_t)):
-        return -1
-    if not grow(<void**>&r.lines, &r.cap_lines, r.nlines + lines * count, sizeof(line_t)):
+    cdef uint64_t want = r.nblocks + (end - number + 1)
+    if not res_grow(<void**>&r.blocks, &r.cap_blocks, want, sizeof(block_t)):
         return -1
     while True:
         table = make_table(r, number // GROUP_BLOCKS)
@@ -196,6 +226,33 @@ cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lin
         if number == end:
             return 0
         number += 1
+
+
+cdef int res_ask(residency_t* r, uint64_t first, uint64_t last, uint32_t lines,
+                 room_t* room) noexcept nogil:
+    cdef uint64_t count = (last >> 9) - (first >> 9) + 1
+    if count > 0x7fffffff // (lines + 2):
+        return -1
+    if make_blocks(r, first >> 9, last >> 9):
+        return -1
+    room.lines += lines * count
+    # The last header of a block may be full already.
+    room.headers += (lines + HEADER_LINES - 1) // HEADER_LINES * count
+    return 0
+
+
+cdef int res_grant(residency_t* r, const room_t* room) noexcept nogil:
+    if not res_grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + room.headers, sizeof(block_t)):
+        return -1
+    if not res_grow(<void**>&r.lines, &r.cap_lines, r.nlines + room.lines, sizeof(line_t)):
+        return -1
+    return 0
+
+
+cdef int res_reserve(residency_t* r, uint64_t first, uint64_t last, uint32_t lines) noexcept nogil:
+    cdef room_t room
+    room.lines = room.headers = 0
+    return -1 if res_ask(r, first, last, lines, &room) or res_grant(r, &room) else 0
 
 
 # ---- masks ------------------------------------------------------------------------------
@@ -306,7 +363,8 @@ cdef uint64_t res_count_movable(residency_t* r, uint64_t first, uint64_t last,
         number += 1
 
 
-cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil:
+cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
+                          uint64_t last) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, total = 0, m
     cdef uint32_t block, w, lo, hi
     cdef uint64_t vram[8]
@@ -319,22 +377,22 @@ cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first, uint64_t
         block = find_block(r, number)
         gather_vram(r, block, vram)
         pinned = find_line(r, block, MASK_PINNED << 8)
-        system = find_line(r, block, MASK_SYSTEM << 8)
+        system = need_line(r, block, MASK_SYSTEM << 8)
         line = need_line(r, block, MASK_VRAM << 8 | gpu)
         for w in range(lo >> 6, (hi >> 6) + 1):
             m = span_word(w, lo, hi) & ~vram[w]
             if pinned != NULL:
                 m &= ~pinned[w]
             line[w] |= m
-            if system != NULL:
-                system[w] &= ~m
+            system[w] &= ~m
             total += popcount64(m)
         if number == end:
             return total
         number += 1
 
 
-cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_t last) noexcept nogil:
+cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
+                          uint64_t last) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, m
     cdef int64_t total = 0
     cdef uint32_t block, part, i, w, lo, hi
@@ -343,14 +401,6 @@ cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_
     cdef uint64_t* line
     cdef block_t* b
     cdef bint any_out
-    # Every block of the span that exists may need a system line: room for all of them first.
-    cdef uint64_t room = end - number + 1
-    if room > r.nblocks:
-        room = r.nblocks
-    if not grow(<void**>&r.blocks, &r.cap_blocks, r.nblocks + room, sizeof(block_t)):
-        return -1
-    if not grow(<void**>&r.lines, &r.cap_lines, r.nlines + room, sizeof(line_t)):
-        return -1
     while True:
         block = next_block(r, &number, end)
         if block == NO_BLOCK:
@@ -378,7 +428,7 @@ cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first, uint64_
                         total += popcount64(m)
             part = b.more
         if any_out:
-            line = need_line(r, block, MASK_SYSTEM << 8)
+            line = find_line(r, block, MASK_SYSTEM << 8)
             for w in range(8):
                 line[w] |= out[w]
         if number == end:
@@ -518,7 +568,8 @@ cdef bint res_first_unmapped(residency_t* r, uint32_t gpu, uint64_t first, uint6
         number += 1
 
 
-cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last, bint* in_vram) noexcept nogil:
+cdef uint64_t res_vram_run(residency_t* r, uint64_t first, uint64_t last,
+                           bint* in_vram) noexcept nogil:
     cdef uint64_t number = first >> 9, end = last >> 9, m
     cdef uint32_t block, w, lo, hi
     cdef uint64_t vram[8]
@@ -605,12 +656,20 @@ cdef int res_where(residency_t* r, uint64_t page) noexcept nogil:
 
 
 cdef int res_check(residency_t* r) noexcept nogil:
-    """1: a page in two places, 2: a tag twice in a block, 3: directory and block disagree."""
+    """0, or what is broken.
+
+    1: a page in two places, 2: a tag twice in a block, 3: directory and block
+    disagree, 4: GPU memory without a line for the way back, 5: a GPU maps a
+    page that is nowhere, 6: more in use than there is room.
+    """
     cdef uint32_t table, slot, block, part, i, w
     cdef uint64_t seen[8]
+    cdef uint64_t mapped[8]
     cdef uint64_t kinds[5]
     cdef uint64_t* line
     cdef block_t* b
+    if r.nblocks > r.cap_blocks > 0 or r.nlines > r.cap_lines > 0:
+        return 6
     for table in range(r.ngroups):
         for slot in range(GROUP_BLOCKS):
             block = r.tables[<size_t>table * GROUP_BLOCKS + slot]
@@ -619,6 +678,7 @@ cdef int res_check(residency_t* r) noexcept nogil:
             if r.blocks[block].number != r.keys[table] * GROUP_BLOCKS + slot:
                 return 3
             memset(seen, 0, sizeof(seen))
+            memset(mapped, 0, sizeof(mapped))
             memset(kinds, 0, sizeof(kinds))
             part = block
             while part:
@@ -633,5 +693,14 @@ cdef int res_check(residency_t* r) noexcept nogil:
                             if seen[w] & line[w]:
                                 return 1
                             seen[w] |= line[w]
+                    elif b.tags[i] >> 8 == MASK_MAPPED:
+                        line = r.lines[b.lines[i]].w
+                        for w in range(8):
+                            mapped[w] |= line[w]
                 part = b.more
+            if kinds[<int>MASK_VRAM] and not kinds[<int>MASK_SYSTEM]:
+                return 4
+            for w in range(8):
+                if mapped[w] & ~seen[w]:
+                    return 5
     return 0

@@ -12,6 +12,7 @@ import argparse
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ def _read(path: Path) -> str:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         return data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidArgumentError(f"{path}: expected a readable vector file: {error}") from error
 
 
@@ -105,17 +106,24 @@ def _read(path: Path) -> str:
 
 def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: bool) -> Report:
     report = Report(path)
-    process = _process(header, reference=reference)
+    try:
+        process = _process(header, reference=reference)
+        driver = header["accounting"] == "driver"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"{path}: line 1: expected a header of {_FORMAT}: {error!r}"
+        ) from error
     known: dict[int, list[int]] = {}
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
         try:
             step = json.loads(line)
-            if header["accounting"] == "driver" and "accounting_off" in step:
+            if driver and "accounting_off" in step:
                 report.note = f"stopped at step {step['i']}: driver accounting"
                 break
             got = _play(process, step)
+            differences = list(_differences(process, step, got, known))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, SvmError):
                 raise
@@ -123,7 +131,6 @@ def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: 
                 f"{path}: line {number}: expected a step of {_FORMAT}: {error!r}"
             ) from error
         report.steps += 1
-        differences = list(_differences(process, step, got, known))
         if differences:
             report.mismatches += 1
             if len(report.details) < SHOWN:

@@ -23,6 +23,7 @@ __all__ = [
     "OutOfSpaceError",
     "OverflowAddressError",
     "PermissionDeniedError",
+    "StateFileError",
     "SvmError",
     "TraceError",
     "error_from_errno",
@@ -151,8 +152,36 @@ class TraceError(SvmError, ValueError):
         place = f"{path}: {where}" if where else path
         super().__init__(f"{place}: {reason}")
 
+    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
+        return type(self), (self.path, self.where, self.reason)
+
+
+class StateFileError(SvmError, ValueError):
+    """A state file that cannot be read or written: what, where and what was expected.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    where : str
+        Member of the file, for example ``"ranges.npy"``; empty when the whole
+        file is meant.
+    reason : str
+        What was found and what was expected.
+    """
+
+    code = "EINVAL"
+
+    def __init__(self, path: str, where: str, reason: str) -> None:
+        self.path = path
+        self.where = where
+        self.reason = reason
+        place = f"{path}: {where}" if where else path
+        super().__init__(f"{place}: {reason}")
+
 
 _BY_ERRNO: dict[int, type[SvmError]] = {
+    Errno.EINVAL: InvalidArgumentError,
     Errno.EFAULT: AddressError,
     Errno.EACCES: AccessDeniedError,
     Errno.EPERM: PermissionDeniedError,
@@ -180,16 +209,14 @@ def error_from_errno(number: int, message: str) -> SvmError:
     -------
     SvmError
         An instance of the matching subclass (``InvalidArgumentError`` for
-        EINVAL); for an errno without a class of its own, an ``SvmError`` whose
-        ``code`` is that errno's name.
+        EINVAL and EEXIST); for an errno without a class of its own, an
+        ``SvmError``. Its ``code`` is that errno's name.
     """
     number = abs(number)
-    if number == Errno.EINVAL:
-        return InvalidArgumentError(message)
     known = _BY_ERRNO.get(number)
     if known is not None:
         return known(message)
     name = Errno(number).name if number in Errno.__members__.values() else f"errno {number}"
-    error = SvmError(message)
+    error = InvalidArgumentError(message) if number == Errno.EEXIST else SvmError(message)
     error.code = name  # type: ignore[misc]
     return error

@@ -7,7 +7,10 @@ Times computed from it are *modelled* times.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -18,6 +21,7 @@ from .units import PAGE_SHIFT, parse_size
 
 __all__ = ["Costs", "Gpu", "Machine", "preset_names"]
 
+_MOST_GPUS = 64
 _SOURCES = ("measured", "published", "assumed")
 
 
@@ -104,9 +108,9 @@ class Machine:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        if len(self.gpus) > 64:
+        if len(self.gpus) > _MOST_GPUS:
             raise InvalidArgumentError(
-                f"machine {self.name}: {len(self.gpus)} GPUs, expected at most 64"
+                f"machine {self.name}: {len(self.gpus)} GPUs, expected at most {_MOST_GPUS}"
             )
         seen: set[int] = set()
         for gpu in self.gpus:
@@ -155,6 +159,62 @@ class Machine:
             raise InvalidArgumentError(f"machine {path}: expected a TOML file: {error}") from error
         return _machine_of(table, str(path))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The machine as JSON values; :meth:`from_dict` makes an equal one of them."""
+        return {
+            "name": self.name,
+            "gpus": [dataclasses.asdict(gpu) for gpu in self.gpus],
+            "costs": dataclasses.asdict(self.costs),
+        }
+
+    @staticmethod
+    def from_dict(table: Mapping[str, Any], where: str = "machine") -> Machine:
+        """A machine from what :meth:`to_dict` gave.
+
+        Parameters
+        ----------
+        table : mapping
+        where : str
+            What messages begin with.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a key is missing or not known, or a value is not of its kind; the
+            message names the key.
+        """
+        _exactly(table, ("name", "gpus", "costs"), where)
+        if not isinstance(table["name"], str) or not isinstance(table["gpus"], list):
+            raise InvalidArgumentError(f"{where}: expected a name and a list of gpus")
+        gpus = []
+        for number, entry in enumerate(table["gpus"]):
+            place = f"{where}: gpus[{number}]"
+            _exactly(entry, tuple(item.name for item in dataclasses.fields(Gpu)), place)
+            for item in dataclasses.fields(Gpu):
+                value = entry[item.name]
+                wanted = bool if item.type == "bool" else int
+                if type(value) is not wanted or not -(1 << 63) <= value < 1 << 64:
+                    raise InvalidArgumentError(
+                        f"{place}: {item.name} = {value!r:.40}, expected a {wanted.__name__} "
+                        "of 64 bits"
+                    )
+            gpus.append(Gpu(**entry))
+        costs = table["costs"]
+        _exactly(costs, (*_COST_KEYS, "sources"), f"{where}: costs")
+        for key in _COST_KEYS:
+            value = costs[key]
+            least = 1e-300 if key.endswith("_per_s") else 0  # times may be 0, rates not
+            if type(value) not in (int, float) or not least <= value < math.inf:
+                raise InvalidArgumentError(
+                    f"{where}: costs: {key} = {value!r:.40}, expected a number, a rate above 0"
+                )
+        sources = costs["sources"]
+        if not isinstance(sources, dict) or not all(
+            isinstance(word, str) for word in sources.values()
+        ):
+            raise InvalidArgumentError(f"{where}: costs: sources, expected a word a constant")
+        return Machine(table["name"], tuple(gpus), Costs(**(costs | {"sources": dict(sources)})))
+
     @staticmethod
     def resolve(machine: str | Path | Machine) -> Machine:
         """*machine* itself, the preset of that name, or the file at that path."""
@@ -173,27 +233,40 @@ def preset_names() -> list[str]:
 def _machine_of(table: dict[str, Any], where: str) -> Machine:
     _known(table, ("name", "gpu", "costs"), where)
     gpus: list[Gpu] = []
-    for entry in _need(table, "gpu", where):
-        _known(entry, _GPU_KEYS, f"{where}: [[gpu]]")
-        first = int(_need(entry, "id", f"{where}: [[gpu]]"))
-        pages = parse_size(_need(entry, "vram", f"{where}: [[gpu]]")) >> PAGE_SHIFT
+    entries = _need(table, "gpu", where)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise InvalidArgumentError(f"{where}: gpu: expected tables [[gpu]]")
+    for entry in entries:
+        place = f"{where}: [[gpu]]"
+        _known(entry, _GPU_KEYS, place)
+        first = _whole(entry, "id", place)
+        vram = _need(entry, "vram", place)
+        try:
+            pages = parse_size(vram) >> PAGE_SHIFT
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{place}: vram: {error}") from error
+        count = _whole(entry, "count", place, 1)
+        if count < 1:
+            raise InvalidArgumentError(f"{place}: count {count}, expected 1 or more")
         gpus.extend(
             Gpu(
                 id=first + number,
                 vram_pages=pages,
-                hive=int(entry.get("hive", 0)),
-                adev=int(entry.get("device", -1)),
-                apu=bool(entry.get("apu", False)),
-                svm=bool(entry.get("svm", True)),
-                coherent=bool(entry.get("coherent", False)),
+                hive=_whole(entry, "hive", place, 0),
+                adev=_whole(entry, "device", place, -1),
+                apu=_switch(entry, "apu", place, default=False),
+                svm=_switch(entry, "svm", place, default=True),
+                coherent=_switch(entry, "coherent", place, default=False),
             )
-            for number in range(int(entry.get("count", 1)))
+            for number in range(min(count, _MOST_GPUS + 1))
         )
     return Machine(str(_need(table, "name", where)), tuple(gpus), _costs_of(table, where))
 
 
 def _costs_of(table: dict[str, Any], where: str) -> Costs:
     costs = _need(table, "costs", where)
+    if not isinstance(costs, dict):
+        raise InvalidArgumentError(f"{where}: costs: expected one table [costs]")
     _known(costs, _COST_KEYS, f"{where}: [costs]")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -209,7 +282,8 @@ def _costs_of(table: dict[str, Any], where: str) -> Costs:
                 f"{where}: [costs] {key}: source {source!r}, expected one of {', '.join(_SOURCES)}"
             )
         value = _need(entry, "value", f"{where}: [costs] {key}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < float("inf"):
             raise InvalidArgumentError(
                 f"{where}: [costs] {key}: value {value!r}, expected more than 0"
             )
@@ -224,7 +298,27 @@ def _need(table: dict[str, Any], key: str, where: str) -> Any:
     return table[key]
 
 
+def _whole(table: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = _need(table, key, where) if default is None else table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgumentError(f"{where}: {key} = {value!r}, expected a whole number")
+    return value
+
+
+def _switch(table: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
+    value = table.get(key, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{where}: {key} = {value!r}, expected true or false")
+    return value
+
+
 def _known(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in keys:
             raise InvalidArgumentError(f"{where}: unknown key {key!r}, expected {', '.join(keys)}")
+
+
+def _exactly(table: Any, keys: tuple[str, ...], where: str) -> None:
+    if not isinstance(table, Mapping) or set(table) != set(keys):
+        found = ", ".join(sorted(map(str, table))) if isinstance(table, Mapping) else repr(table)
+        raise InvalidArgumentError(f"{where}: {found:.200}, expected keys {', '.join(keys)}")

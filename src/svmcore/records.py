@@ -93,7 +93,7 @@ def processor_code(name: str) -> int:
     """
     if name == "cpu":
         return CPU
-    if name.startswith("gpu") and name[3:].isdigit() and int(name[3:]) < 64:
+    if name.startswith("gpu") and name[3:].isascii() and name[3:].isdigit() and int(name[3:]) < 64:
         return int(name[3:]) + 1
     raise ValueError(f"processor {name!r}: expected cpu or gpu0 to gpu63")
 

@@ -630,10 +630,27 @@ class KfdReference:
             assert not node.access & node.aip, "a GPU in access and in place"
             assert node.vram_pages == self._count_vram(node) or node.pending, "vram_pages"
             assert (node.vram_pages > 0) <= node.has_bo, "VRAM pages without an object"
+            if node.actual != LOCATION_SYSTEM:
+                assert node.has_bo, "away from system memory without an object"
+                assert node.bo is not None, "away from system memory without an object"
+                assert self.gpus[node.bo.gpu].id == node.actual, "an object elsewhere"
+            assert bool(node.pending) == (self.deferred.count(node) == 1), "pending work"
+            assert bool(node.pending) >= bool(node.children), "children without pending work"
+            assert not node.is_child, "a child in the tree"
+            assert not node.needs_unmap, "an unmap left over"
             previous = last
+        assert {id(n) for _, _, n in self.tree.items()} == {id(n) for n in self.order}, "list"
         assert not self.system & self.vram.keys(), "a page in two places"
         for bo in self.bos:
             assert bo.pages == sum(b is bo for b in self.vram.values()), "object page count"
+            assert bo.pages or bo.holders, "an object that nothing refers to"
+        for page, bo in self.vram.items():
+            found = self._find(page)
+            assert found is not None, "a page in GPU memory outside any range"
+            assert found.bo is bo, "a page in another object than its range's"
+        assert all(bo in self.bos for bo in self.vram.values()), "a page in a dead object"
+        everywhere = self.system | self.vram.keys()
+        assert all(page in everywhere for t in self.ptes for page in t), "a GPU maps no page"
         for i, gpu in enumerate(self.gpus):
             assert self._used(i) <= gpu.vram_pages, "VRAM over capacity"
 
@@ -702,13 +719,13 @@ class KfdReference:
                     insert.insert(0, clone)
                     update.insert(0, clone)
                     if node.start < low:
-                        again = self._cuts_huge(clone, low)
+                        again = self._cuts_huge(clone, low, head=True)
                         head = self._cut_head(clone, low)
                         insert.insert(0, head)
                         if again:
                             remap.insert(0, head)
                     if node.last > last:
-                        again = self._cuts_huge(clone, last + 1)
+                        again = self._cuts_huge(clone, last + 1, head=False)
                         tail = self._cut_tail(clone, last)
                         insert.insert(0, tail)
                         if again:
@@ -822,12 +839,14 @@ class KfdReference:
         node.vram_pages = self._count_vram(node)
         return piece
 
-    def _cuts_huge(self, node: Range, start: int) -> bool:
+    def _cuts_huge(self, node: Range, start: int, *, head: bool) -> bool:
         """A cut at *start* breaks a 2 MiB mapping: the piece cut off is mapped again (6.2)."""
         low = -(-node.start // BLOCK) * BLOCK
         end = node.last + 1 if self.rules.remap_test == "end" else node.last
         high = end // BLOCK * BLOCK
-        return bool(self.rules.remap_test) and low < start < high and start % BLOCK != 0
+        # 6.12 looks at the last page of a head, not at the first page behind it.
+        border = start - 1 if head and self.rules.remap_test == "last" else start
+        return bool(self.rules.remap_test) and low < start < high and border % BLOCK != 0
 
     def _link(self, node: Range) -> None:
         self.tree.assign(node.start, node.last, node)
@@ -842,7 +861,7 @@ class KfdReference:
 
     def _update(self, node: Range, remap_all: bool) -> int:
         if node.needs_unmap:
-            self._take_checkpoints(always=True)
+            self._take_checkpoints()
             self._unmap(node, node, node.start, node.last, "unmap_from_cpu", node.needs_unmap)
             node.needs_unmap = 0
             if not node.mapped:
@@ -909,8 +928,9 @@ class KfdReference:
         actual = self._index.get(node.actual)
         if actual is not None and node.access >> actual & 1:
             targets |= 1 << actual
+        kept = node.flags & Flag.GPU_ALWAYS_MAPPED and self.rules.always_mapped_maps
         was_mapped = node.mapped and not self.rules.mapped_per_gpu
-        if not targets and (was_mapped or node.flags & Flag.GPU_ALWAYS_MAPPED):
+        if not targets and (was_mapped or kept):
             targets = node.access
         return targets
 
@@ -1105,7 +1125,8 @@ class KfdReference:
             if not self.xnack:
                 return self._fatal(Errno.EACCES, "xnack_off")
             result = self.result
-            ret, reason = self._deliver(gpu, page, write, 0)
+            # A touch of now is newer than anything in the ring when it was looked at.
+            ret, reason = self._deliver(gpu, page, write, self.checkpoint_ts[gpu] + 1)
             # An access may be delivered often: what one fault decided is not its result.
             result.best_loc = result.window = None
             result.migration = result.vram_fallback = result.unregistered = False
@@ -1334,8 +1355,9 @@ class KfdReference:
                     self.restore_ns = self.now + RESTORE_DELAY_NS
 
     def _notify_unmap(self, node: Range, first: int, last: int) -> None:
-        self._take_checkpoints(always=False)
-        if not self.rules.stale_by_timestamp:
+        if self.rules.stale_by_timestamp:
+            self._take_checkpoints()
+        else:
             self.draining = True
         whole = first <= node.start and last >= node.last
         index = 0
@@ -1411,7 +1433,7 @@ class KfdReference:
                 node.mapped = 0
                 node.mapping_done = False
 
-    def _take_checkpoints(self, *, always: bool) -> None:
+    def _take_checkpoints(self) -> None:
         for gpu in _bits(self.supported):
             ts = self.ring_ts[gpu]
             if ts is not None:

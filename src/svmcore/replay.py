@@ -15,7 +15,7 @@ from ._replay import OUTCOME, replay_chunk
 from .engine import Space
 from .errors import InvalidArgumentError, error_from_errno
 from .policies.base import Policy
-from .records import RECORD, Kind, processor_code
+from .records import RECORD, UNKNOWN, Kind, processor_code, processor_name
 from .result import BOUND_NOTE, BUFFER, Result
 from .traces import Mapping, Trace, open_trace
 from .traces.base import Spans
@@ -74,7 +74,9 @@ def replay(
     TraceError
         If the trace cannot be read.
     InvalidArgumentError
-        If a record's processor is none of the machine's, or *chunk* is below 1.
+        If a record's processor is none of the machine's (the chunks before it
+        have been replayed), an array holds a record without bytes or past
+        2**64, or *chunk* is below 1.
     SvmError
         With *strict*: the driver's error of the first fatal record.
 
@@ -142,10 +144,12 @@ class _Run:
         self.buffers["start"] = self.starts
         self.buffers["size"] = [m.size for m in self.order]
         self.by, self.raw = by, raw
-        self.by_arrival: bool | None = None
+        self.by_arrival = self.source.kind == "fault"
+        self.timed = False
         self.t0 = 0
         self.start_ns = space.now_ns
         self.before = space.counters()
+        self.before_by = space.counters_by_processor()
         self.done = 0
         self.engine_s = 0.0
         self.reasons: dict[str, int] = {}
@@ -153,10 +157,17 @@ class _Run:
         self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
 
     def add(self, records: npt.NDArray[np.void]) -> None:
-        if self.by_arrival is None:
-            self.by_arrival = self.source.kind == "fault"
-            if len(records):
-                self.t0 = max(0, int(records["t_ns"][0]) - self.start_ns)
+        if not self.timed:
+            # The first touch sets the clock: batch marks and mappings may carry no time.
+            touches = records["kind"] <= Kind.FAULT
+            if touches.any():
+                self.timed = True
+                self.t0 = int(records["t_ns"][touches.argmax()]) - self.start_ns
+        self._check_processors(records)
+        if self.by_arrival and self.t0 < 0:
+            # The space is ahead of the trace's clock: its records are as far apart all the same.
+            records = records.copy()
+            records["t_ns"] += np.uint64(-self.t0)
         out = np.empty(len(records), OUTCOME)
         began = time.perf_counter()
         replay_chunk(
@@ -166,13 +177,25 @@ class _Run:
             by=self.by,
             raw=self.raw,
             by_arrival=self.by_arrival,
-            t0=self.t0,
+            t0=max(0, self.t0),
         )
         self.engine_s += time.perf_counter() - began
         self._count(records, out)
         if self.kept is not None:
             self.kept.append(out)
         self.done += len(records)
+
+    def _check_processors(self, records: npt.NDArray[np.void]) -> None:
+        known = len(self.space.machine.gpus)
+        proc = records["proc"]
+        bad = (records["kind"] <= Kind.FAULT) & (proc > known) & (proc != UNKNOWN)
+        if bad.any():
+            at = int(np.argmax(bad))
+            names = ", ".join(processor_name(i) for i in range(1 + known))
+            raise InvalidArgumentError(
+                f"{self.source.path}: record {self.done + at}: processor "
+                f"{processor_name(int(proc[at]))}, expected one of {names}"
+            )
 
     def _count(self, records: npt.NDArray[np.void], out: npt.NDArray[np.void]) -> None:
         fatal = out["code"] != 0
@@ -188,9 +211,8 @@ class _Run:
         # A touch outside every mapping counts with none: it is an error above.
         index = np.searchsorted(self.starts, addr, "right").astype(np.int64) - 1
         inside = index >= 0
-        inside[inside] = (
-            addr[inside] < (self.buffers["start"] + self.buffers["size"])[index[inside]]
-        )
+        at = index[inside]
+        inside[inside] = addr[inside] - self.starts[at] < self.buffers["size"][at]
         index = index[inside]
         done = out[touches][inside]
         n = len(self.buffers)
@@ -210,10 +232,11 @@ class _Run:
     ) -> None:
         for number in at:
             row = out[number]
-            reason = REASONS[row["reason"]]
+            # Refused advice has no reason but the driver's error.
+            error = error_from_errno(int(row["code"]), "")
+            reason = REASONS[row["reason"]] if row["reason"] else error.code
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
             if self.first_error is None:
-                error = error_from_errno(int(row["code"]), reason)
                 addr = int(row["page"]) << PAGE_SHIFT or int(records["addr"][number])
                 self.first_error = {
                     "record": self.done + int(number),
@@ -249,7 +272,7 @@ class _Run:
             machine=self.space.machine.name,
             settings={**policy.settings(), "by": by, "raw_faults": raw},
             counters={name: value - self.before[name] for name, value in counters.items()},
-            processors=self.space.counters_by_processor(),
+            processors=self._processors(),
             names=[m.name for m in self.order],
             buffers=self.buffers,
             reasons=self.reasons,
@@ -260,6 +283,16 @@ class _Run:
             notes=notes,
             outcomes=kept,
         )
+
+    def _processors(self) -> dict[str, dict[str, int]]:
+        """Counters by processor, those of this replay only."""
+        added: dict[str, dict[str, int]] = {}
+        for name, counters in self.space.counters_by_processor().items():
+            before = self.before_by.get(name, {})
+            gained = {key: value - before.get(key, 0) for key, value in counters.items()}
+            if any(gained.values()):
+                added[name] = gained
+        return added
 
 
 class _Array:
@@ -273,6 +306,15 @@ class _Array:
             raise InvalidArgumentError(
                 f"trace of shape {records.shape}, dtype {records.dtype}: "
                 "expected one dimension of svmcore.records.RECORD"
+            )
+        addr, size = records["addr"], records["size"]
+        replayed = records["kind"] <= Kind.PREFETCH
+        bad = replayed & ((size == 0) | (addr + (size - np.uint64(1)) < addr))
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise InvalidArgumentError(
+                f"record {at}: addr {int(addr[at]):#x}, size {int(size[at]):#x}: "
+                "expected at least 1 byte, up to 2**64"
             )
         self.records = np.ascontiguousarray(records)
         self.kind = "fault" if (records["kind"] == Kind.FAULT).any() else "access"

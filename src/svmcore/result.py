@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._faults import REASONS
-from .errors import NotSupportedError
+from .errors import NotSupportedError, error_from_errno
 
 __all__ = ["BOUND_NOTE", "BUFFER", "Result"]
 
@@ -140,6 +140,9 @@ class Result:
         row = self.outcomes[record]
         reason = REASONS[row["reason"]]
         if reason == "none":
+            if row["code"]:
+                code = error_from_errno(int(row["code"]), "").code
+                return f"record {record} was refused by the driver: {code}"
             return f"record {record} is a recorded outcome: not replayed"
         if row["code"]:
             return f"record {record} ended fatally at page {int(row['page']):#x}: {reason}"

@@ -86,6 +86,8 @@ def parse_size(text: str | int) -> int:
         if text < 0:
             raise InvalidArgumentError(f"size {text}: expected 0 or more bytes")
         return text
+    if not isinstance(text, str):  # a value of a file
+        raise InvalidArgumentError(f"size {text!r}: expected a number and a unit, as '40GiB'")
     match = _SIZE.fullmatch(text)
     unit = _SUFFIXES.get(match.group(2).lower()) if match else None
     if match is None or unit is None:

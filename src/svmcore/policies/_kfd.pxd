@@ -118,6 +118,7 @@ cdef struct rules_t:
     bint reserves_vram
     bint overflow_check
     bint reports_eviction
+    bint always_mapped_maps
 
 # Memory of the node's devices, shared by its processes.
 cdef struct node_t:
@@ -224,9 +225,13 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
 # node: the tree's range at the page where the caller knows it, else 0.
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil
+cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
+                      uint32_t node, fault_t* out) noexcept nogil
 cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
                      uint32_t node, access_t* out) noexcept nogil
 cdef void kfd_step(kfd_t* p) noexcept nogil
+# Room for that many range records in all; False when memory runs out.
+cdef bint kfd_grow_ranges(kfd_t* p, uint64_t want) noexcept nogil
 # Ranges of n pages ahead of their faults, cache misses overlapped; nodes[i] = 0 without one.
 cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
                          uint32_t* nodes) noexcept nogil

@@ -7,8 +7,9 @@ side by side; section numbers are those of ``docs/explain/kfd.md``. Errors are
 negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
 from .._faults cimport (
@@ -30,11 +31,11 @@ from .._faults cimport (
     REASON_NEVER_RESOLVES,
     REASON_NO_ACCESS,
     REASON_NO_MAPPING,
+    REASON_NO_MEMORY,
     REASON_NO_NODE,
     REASON_NO_PROCESS,
     REASON_NO_RANGE,
     REASON_NO_SVM,
-    REASON_NONE,
     REASON_OK,
     REASON_PERMISSION,
     REASON_RETRY_LATER,
@@ -56,7 +57,6 @@ from .._faults cimport (
     engine_move_out,
     engine_moved,
     engine_new,
-    engine_t,
     engine_unmap,
     event_t,
     fault_window,
@@ -76,13 +76,12 @@ from .._ranges cimport (
     ranges_next,
     ranges_rollback,
     ranges_values_many,
-    ranges_t,
     ranges_work,
     ranges_work_t,
 )
 from .._residency cimport (
-    MASK_VRAM,
     GROUP_BLOCKS,
+    MASK_VRAM,
     NO_BLOCK,
     block_t,
     ctz64,
@@ -92,6 +91,7 @@ from .._residency cimport (
     popcount64,
     prefetch,
     res_any_present,
+    res_ask,
     res_check,
     res_count,
     res_count_movable,
@@ -99,15 +99,19 @@ from .._residency cimport (
     res_drop,
     res_first_foreign,
     res_first_unmapped,
+    res_grant,
+    res_grow,
     res_lines,
     res_nbytes,
     res_pin,
     res_populate,
     res_reserve,
+    res_resize,
     res_unpin_all,
     res_where,
     span_word,
     residency_t,
+    room_t,
 )
 from .._types cimport (
     E_ACCES,
@@ -188,22 +192,8 @@ cdef struct list_t:
     uint32_t cap
 
 
-cdef bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
-    """Room for *want* items, a half more than now at least; False when memory runs out."""
-    cdef uint64_t size = <uint64_t>cap[0] + (cap[0] >> 1) + 16
-    cdef void* moved
-    if want <= cap[0]:
-        return True
-    if size < want:
-        size = want
-    if size > 0xfffffff0U:
-        return False
-    moved = realloc(array[0], size * item)
-    if moved == NULL:
-        return False
-    array[0] = moved
-    cap[0] = <uint32_t>size
-    return True
+cdef inline bint more(void** array, uint32_t* cap, uint64_t want, size_t item) noexcept nogil:
+    return want <= cap[0] or res_grow(array, cap, want, item)
 
 
 cdef inline bint list_push(list_t* a, uint32_t value) noexcept nogil:
@@ -230,7 +220,7 @@ cdef inline void settle(kfd_t* p) noexcept nogil:
     p.engine.cost_ns = 0
 
 
-cdef bint grow_ranges(kfd_t* p, uint64_t want) noexcept nogil:
+cdef bint kfd_grow_ranges(kfd_t* p, uint64_t want) noexcept nogil:
     """Room for *want* range records, each on a cache line of its own."""
     cdef uint64_t cap = <uint64_t>p.cap_ranges + (p.cap_ranges >> 2) + 16
     cdef size_t shift = <char*>p.ranges - <char*>p.raw_ranges, now
@@ -240,11 +230,11 @@ cdef bint grow_ranges(kfd_t* p, uint64_t want) noexcept nogil:
         cap = want
     if cap > 0xfffffff0U:
         return False
-    moved = realloc(p.links, cap * sizeof(links_t))
+    moved = res_resize(p.links, cap * sizeof(links_t))
     if moved == NULL:
         return False
     p.links = <links_t*>moved
-    raw = <char*>realloc(p.raw_ranges, cap * sizeof(range_t) + LINE)
+    raw = <char*>res_resize(p.raw_ranges, cap * sizeof(range_t) + LINE)
     if raw == NULL:
         return False
     now = (LINE - (<uintptr_t>raw & (LINE - 1))) & (LINE - 1)
@@ -258,7 +248,7 @@ cdef bint grow_ranges(kfd_t* p, uint64_t want) noexcept nogil:
 
 cdef bint reserve_ranges(kfd_t* p, uint64_t count) noexcept nogil:
     """Room for new records and their rare state, so that what follows cannot fail."""
-    if p.nranges + count > p.cap_ranges and not grow_ranges(p, p.nranges + count):
+    if p.nranges + count > p.cap_ranges and not kfd_grow_ranges(p, p.nranges + count):
         return False
     return more(<void**>&p.sides, &p.cap_sides, p.nsides + count, sizeof(side_t))
 
@@ -476,7 +466,7 @@ cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexce
     return -E_NOMEM if ranges_assign(p.vmas, first, last, code) else 0
 
 
-# ---- VRAM objects (sections 2, 15, 19) ----------------------------------------------------
+# ---- VRAM objects (sections 2, 15, 19) --------------------------------------------------
 
 cdef inline bint bo_alive(kfd_t* p, uint32_t node) noexcept nogil:
     """Does the range's pointer lead to a living object?"""
@@ -565,7 +555,7 @@ cdef void release(kfd_t* p, uint32_t node) noexcept nogil:
 
 cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
     """Memory pressure: every range on the object's list leaves it (section 15)."""
-    cdef uint32_t serial = p.bos[number].serial, node, following, rounds
+    cdef uint32_t serial = p.bos[number].serial, node, following, _round
     p.engine.counters.evictions += 1
     if p.rules.reports_eviction:
         engine_log(p.engine, EVENT_EVICT_OBJECT, p.bos[number].npages, 0,
@@ -579,7 +569,7 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
         following = p.ranges[following].bo_next
     while node:
         following = p.ranges[node].bo_next
-        for rounds in range(MIGRATION_ROUNDS):
+        for _round in range(MIGRATION_ROUNDS):
             if p.ranges[node].actual == 0:
                 break
             if vram_to_ram(p, node, p.ranges[node].start, p.ranges[node].last, TRIGGER_EVICTION):
@@ -633,8 +623,15 @@ cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     return 0
 
 
+cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
+    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t))
+
+
 cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
-    """A reference to an object on the GPU: the living one that the range knows, or a new one."""
+    """A reference to an object on the GPU: the living one that the range knows, or a new one.
+
+    Room for one is reserved.
+    """
     cdef uint32_t number
     cdef bo_t* bo
     cdef range_t* r = p.ranges + node
@@ -656,8 +653,6 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     if number:
         p.free_bo = p.bos[number].next
     else:
-        if not more(<void**>&p.bos, &p.cap_bos, <uint64_t>p.nbos + 1, sizeof(bo_t)):
-            return -E_NOMEM
         number = p.nbos
         p.nbos += 1
         p.bos[number].serial = 0
@@ -697,7 +692,7 @@ cdef inline bint room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nog
     return bo_get(p, node, gpu, size) == 0
 
 
-# ---- notifier (sections 11, 13) -----------------------------------------------------------
+# ---- notifier (sections 11, 13) ---------------------------------------------------------
 
 cdef inline uint64_t mapped_gpus(kfd_t* p, uint32_t node) noexcept nogil:
     if p.rules.mapped_per_gpu:
@@ -782,7 +777,7 @@ cdef void take_checkpoints(kfd_t* p) noexcept nogil:
         p.checkpoint_ts[gpu] = p.ring_ts[gpu]
 
 
-# ---- splitting (section 6.2) --------------------------------------------------------------
+# ---- splitting (section 6.2) ------------------------------------------------------------
 
 cdef uint32_t clone(kfd_t* p, uint32_t node) noexcept nogil:
     """All of a range but its time stamp and its invalidations; room is reserved."""
@@ -831,14 +826,56 @@ cdef uint32_t cut_tail(kfd_t* p, uint32_t node, uint64_t last) noexcept nogil:
     return piece
 
 
-cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start) noexcept nogil:
+cdef bint cuts_huge(kfd_t* p, uint32_t node, uint64_t start, bint head) noexcept nogil:
     """A cut at *start* breaks a 2 MiB mapping."""
     cdef uint64_t low = (p.ranges[node].start + BLOCK - 1) // BLOCK * BLOCK
     cdef uint64_t high = (p.ranges[node].last + (p.rules.remap_test == 2)) // BLOCK * BLOCK
-    return p.rules.remap_test and low < start < high and start % BLOCK != 0
+    # 6.12 looks at the last page of a head, not at the first page behind it.
+    cdef uint64_t border = start - 1 if head and p.rules.remap_test == 1 else start
+    return p.rules.remap_test and low < start < high and border % BLOCK != 0
 
 
-# ---- migration (section 10.4) -------------------------------------------------------------
+# ---- room -------------------------------------------------------------------------------
+
+cdef int ask_room(kfd_t* p, uint64_t first, uint64_t last, bint moves, uint64_t gpus,
+                  room_t* room) noexcept nogil:
+    """Ask for what moving the pages to GPU memory and mapping them on the GPUs can need.
+
+    Nothing below allocates page masks: an operation asks for all of its room
+    before it changes anything.
+    """
+    cdef uint64_t page = first, end
+    cdef uint32_t code, lines
+    while moves or gpus:
+        code = vma_at(p, page, &end)
+        if code == 0:
+            break
+        if end > last:
+            end = last
+        if not vma_device(code):
+            lines = 2 if moves else 0
+            if gpus and vma_readable(code):
+                lines += 1 + 2 * popcount64(gpus)
+            if lines and res_ask(p.engine.res, page, end, lines, room):
+                return -E_NOMEM
+        if end == last:
+            break
+        page = end + 1
+    return 0
+
+
+cdef int reserve_room(kfd_t* p, uint64_t first, uint64_t last, bint moves,
+                      uint64_t gpus) noexcept nogil:
+    cdef room_t room
+    room.lines = room.headers = 0
+    if moves and not reserve_bos(p, 1):
+        return -E_NOMEM
+    if ask_room(p, first, last, moves, gpus, &room) or res_grant(p.engine.res, &room):
+        return -E_NOMEM
+    return 0
+
+
+# ---- migration (section 10.4) -----------------------------------------------------------
 
 cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
                      trigger_t trigger) noexcept nogil:
@@ -862,8 +899,8 @@ cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
             p.fail_copy -= 1
             error = -E_IO
             engine_moved(p.engine, page, end, <uint8_t>(1 + gpu), 0, trigger, 0)
-        elif engine_move_out(p.engine, gpu, p.gpus[gpu].owner_peers, page, end, trigger, &count):
-            error = -E_NOMEM
+        else:
+            engine_move_out(p.engine, gpu, p.gpus[gpu].owner_peers, page, end, trigger, &count)
         moved += count
         if error or end == last:
             break
@@ -878,15 +915,13 @@ cdef int vram_to_ram(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
 
 cdef int move_in(kfd_t* p, uint32_t node, uint32_t gpu, uint32_t code, uint64_t first,
                  uint64_t last, trigger_t trigger, uint64_t* moved) noexcept nogil:
-    """One mapping's piece of a move to GPU memory."""
+    """One mapping's piece of a move to GPU memory; room is reserved."""
     cdef uint64_t absent
     cdef int error = 0
     moved[0] = 0
     if vma_device(code):
         error = -E_INVAL
     else:
-        if res_reserve(p.engine.res, first, last, 1):
-            return -E_NOMEM
         notify_migration(p, node, first, last)
         if p.fail_copy:
             p.fail_copy -= 1
@@ -941,10 +976,10 @@ cdef int ram_to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint
 cdef int to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t last,
                  trigger_t trigger) noexcept nogil:
     cdef range_t* r = p.ranges + node
-    cdef uint32_t rounds
+    cdef uint32_t _round
     cdef int error
     if r.actual != 0 and r.actual != 1 + gpu:
-        for rounds in range(MIGRATION_ROUNDS):
+        for _round in range(MIGRATION_ROUNDS):
             if r.actual == 0:
                 break
             error = vram_to_ram(p, node, r.start, r.last, trigger)
@@ -955,7 +990,7 @@ cdef int to_vram(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t first, uint64_t
     return ram_to_vram(p, node, gpu, first, last, trigger)
 
 
-# ---- mapping (section 9) --------------------------------------------------------------------
+# ---- mapping (section 9) ----------------------------------------------------------------
 
 cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
     cdef attrs_t* a = attrs_of(p, node)
@@ -969,7 +1004,8 @@ cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
     if r.actual and a.access >> (r.actual - 1) & 1:
         targets |= <uint64_t>1 << (r.actual - 1)
     if targets == 0 and (
-        a.flags & FLAG_ALWAYS_MAPPED or (r.mapped and not p.rules.mapped_per_gpu)
+        (a.flags & FLAG_ALWAYS_MAPPED and p.rules.always_mapped_maps)
+        or (r.mapped and not p.rules.mapped_per_gpu)
     ):
         targets = a.access
     return targets
@@ -977,14 +1013,13 @@ cdef uint64_t map_set(kfd_t* p, uint32_t node) noexcept nogil:
 
 cdef int map_piece(kfd_t* p, uint32_t node, uint32_t code, uint64_t first, uint64_t last,
                    uint64_t targets, uint64_t owner) noexcept nogil:
+    """One mapping's piece; room is reserved."""
     cdef range_t* r = p.ranges + node
     cdef uint64_t page
     cdef uint32_t gpu
     cdef bint writable, held
     if vma_device(code):
         return -E_FAULT
-    if res_reserve(p.engine.res, first, last, 1 + 2 * popcount64(targets)):
-        return -E_NOMEM
     held = r.bits & RANGE_HAS_BO != 0
     if (
         held
@@ -1015,7 +1050,7 @@ cdef int map_piece(kfd_t* p, uint32_t node, uint32_t code, uint64_t first, uint6
 
 cdef int map_gpus(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
                   uint64_t targets) noexcept nogil:
-    """Validate and map the pages on the GPUs; targets 0 does nothing."""
+    """Validate and map the pages on the GPUs; targets 0 does nothing. Room is reserved."""
     cdef range_t* r = p.ranges + node
     cdef uint64_t page = first, end, owner
     cdef uint32_t code
@@ -1050,7 +1085,7 @@ cdef int map_gpus(kfd_t* p, uint32_t node, uint64_t first, uint64_t last,
     return 0
 
 
-# ---- faults (section 10) ----------------------------------------------------------------------
+# ---- faults (section 10) ----------------------------------------------------------------
 
 cdef uint32_t kfd_find(kfd_t* p, uint64_t page) noexcept nogil:
     """The range (or pending child) that holds the page; 0 without one."""
@@ -1078,6 +1113,20 @@ cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* 
     return False
 
 
+cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
+                      uint32_t node, fault_t* out) noexcept nogil:
+    """One delivery, counted and costed; a dropped one costs the driver nothing worth a number."""
+    kfd_fault(p, <int>gpu, page, write, ts, node, out)
+    if out.reason == REASON_DUPLICATE:
+        p.engine.processors[1 + gpu].duplicates += 1
+        return
+    p.engine.cost_ns += p.engine.costs.fault_ns
+    if out.reason == REASON_OK:
+        p.engine.processors[1 + gpu].faults += 1
+    if out.ret:
+        p.engine.processors[1 + gpu].fatal += 1
+
+
 cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
                          uint32_t* nodes) noexcept nogil:
     cdef uint32_t i, j, table
@@ -1093,7 +1142,8 @@ cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
         table = find_table(r, pages[i] >> 18)
         entries[i] = NULL
         if table:
-            entries[i] = r.tables + <size_t>(table - 1) * GROUP_BLOCKS + (pages[i] >> 9) % GROUP_BLOCKS
+            entries[i] = r.tables + <size_t>(table - 1) * GROUP_BLOCKS
+            entries[i] += (pages[i] >> 9) % GROUP_BLOCKS
             prefetch(entries[i])
     for i in range(n):
         if entries[i] != NULL:
@@ -1115,7 +1165,8 @@ cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept no
     return e.value != 0
 
 
-cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept nogil:
+cdef uint32_t create_unregistered(kfd_t* p, uint32_t gpu, uint64_t page, bint write,
+                                  int* error) noexcept nogil:
     """A fault on a page without a range (section 12)."""
     cdef range_entry_t hole
     cdef uint64_t first, last, vma_last
@@ -1139,6 +1190,11 @@ cdef uint32_t create_unregistered(kfd_t* p, uint64_t page, int* error) noexcept 
         return 0
     error[0] = -E_NOMEM
     if not reserve_ranges(p, 1) or not reserve_sets(p, 1):
+        return 0
+    # The fault goes on with the whole block where the mapping lets it: room for that too.
+    if vma_readable(code) and (not write or vma_writable(code)) and (
+        reserve_room(p, first, last, True, <uint64_t>1 << gpu)
+    ):
         return 0
     node = new_range(p, first, last)
     p.tree_version += 1
@@ -1325,9 +1381,10 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
 cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
                       fault_t* out) noexcept nogil:
     cdef uint32_t node, code
-    cdef uint64_t age, end
+    cdef uint64_t age, end, checkpoint
     cdef range_t* r
     cdef uint8_t best
+    cdef bint moves
     cdef int error = 0
     if gpu >= 0 and not p.gpus[gpu].svm:
         return fault_end(out, -E_FAULT, REASON_NO_SVM, False)
@@ -1345,12 +1402,16 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
         age = (ts - p.checkpoint_ts[gpu]) & ((<uint64_t>1 << 48) - 1)
         if age == 0 or age >> 47:
             return fault_end(out, 0, REASON_STALE, False)
-        p.checkpoint_ts[gpu] = 0
+    checkpoint = p.checkpoint_ts[gpu]
+    p.checkpoint_ts[gpu] = 0
     node = kfd_find(p, page)
     if node == 0:
         out.unregistered = True
-        node = create_unregistered(p, page, &error)
+        node = create_unregistered(p, <uint32_t>gpu, page, write, &error)
         if node == 0:
+            if error == -E_NOMEM:
+                p.checkpoint_ts[gpu] = checkpoint
+                return fault_end(out, error, REASON_NO_MEMORY, False)
             return fault_end(out, error, REASON_NO_RANGE, True)
     r = p.ranges + node
     if r.side and (pending_of(p, node) == PENDING_UNMAP or is_child(p, node)):
@@ -1367,12 +1428,17 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
         best = r.actual if r.actual and p.gpus[gpu].reach >> (r.actual - 1) & 1 else 0
     if best == BEST_NONE:
         return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
-    out.best = best
     if p.rules.window_migration:
         fault_window(page, p.sets[r.attrs].granularity, r.start, r.last, &out.first, &out.last)
     else:
         out.first = r.start
         out.last = r.last
+    # A move that the device's limit refuses needs no masks, and could ask for a great many.
+    moves = best != 0 and r.last - r.start < p.gpus[best - 1].vram_pages
+    if reserve_room(p, out.first, out.last, moves, <uint64_t>1 << gpu):
+        p.checkpoint_ts[gpu] = checkpoint
+        return fault_end(out, -E_NOMEM, REASON_NO_MEMORY, False)
+    out.best = best
     error = fault_migrate(p, node, best, out.first, out.last, out)
     if error:
         return fault_end(out, error, REASON_MIGRATE_FAILED, True)
@@ -1382,7 +1448,7 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
     return fault_end(out, error, REASON_MAP_FAILED if error else REASON_OK, True)
 
 
-# ---- pending work (sections 11, 13) -------------------------------------------------------------
+# ---- pending work (sections 11, 13) -----------------------------------------------------
 
 cdef int deferred_node(kfd_t* p, uint32_t node) noexcept nogil:
     """Pending work of one range; all of it, or nothing when memory runs out."""
@@ -1444,26 +1510,48 @@ cdef int kfd_run_deferred(kfd_t* p) noexcept nogil:
     return error
 
 
-cdef void run_restore(kfd_t* p) noexcept nogil:
-    """Map what was invalidated, then let the queues run; else once more in 1 ms."""
+cdef int reserve_restore(kfd_t* p) noexcept nogil:
+    cdef room_t room
+    cdef range_t* r
     cdef uint32_t node = p.list_head
+    room.lines = room.headers = 0
+    while node:
+        r = p.ranges + node
+        if p.links[node].invalid and ask_room(p, r.start, r.last, False, map_set(p, node), &room):
+            return -E_NOMEM
+        node = p.links[node].next
+    return -E_NOMEM if res_grant(p.engine.res, &room) else 0
+
+
+cdef int run_restore(kfd_t* p) noexcept nogil:
+    """Map what was invalidated, then let the queues run; else once more in 1 ms.
+
+    -ENOMEM when that is because memory ran out.
+    """
+    cdef uint32_t node = p.list_head
+    cdef range_t* r
     cdef bint failed = False
     if not p.restore_pending:
-        return
+        return 0
+    if reserve_restore(p):
+        p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
+        return -E_NOMEM
     while node:
+        r = p.ranges + node
         if p.links[node].invalid:
-            if map_gpus(p, node, p.ranges[node].start, p.ranges[node].last, map_set(p, node)):
+            if map_gpus(p, node, r.start, r.last, map_set(p, node)):
                 failed = True
             else:
                 p.links[node].invalid = 0
         node = p.links[node].next
     if failed:
         p.restore_ns = present_ns(p) + RESTORE_DELAY_NS
-        return
+        return 0
     p.restore_pending = False
     p.evicted_ranges = 0
     p.engine.counters.queue_restores += 1
     engine_log(p.engine, EVENT_QUEUE, 0, 0, 0, 0, 1, 0)
+    return 0
 
 
 cdef void kfd_step(kfd_t* p) noexcept nogil:
@@ -1474,7 +1562,7 @@ cdef void kfd_step(kfd_t* p) noexcept nogil:
         run_restore(p)
 
 
-# ---- munmap (section 13) --------------------------------------------------------------------------
+# ---- munmap (section 13) ----------------------------------------------------------------
 
 cdef void add_child(kfd_t* p, uint32_t parent, uint32_t child, uint8_t pending) noexcept nogil:
     cdef side_t* s = side_of(p, child)
@@ -1520,8 +1608,9 @@ cdef void notify_unmap(kfd_t* p, uint32_t node, uint64_t first, uint64_t last) n
     cdef bint whole = first <= p.ranges[node].start and last >= p.ranges[node].last
     cdef uint32_t child = first_child(p, node)
     cdef side_t* s
-    take_checkpoints(p)
-    if not p.rules.stale_by_timestamp:
+    if p.rules.stale_by_timestamp:
+        take_checkpoints(p)
+    else:
         p.draining = True
     while child:  # cuts append to this list
         unmap_piece(p, node, child, first, last)
@@ -1577,12 +1666,32 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil:
     return 0
 
 
-# ---- the other events of the CPU side ---------------------------------------------------------------
+# ---- the other events of the CPU side ---------------------------------------------------
+
+cdef int protect_dry(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
+    """Change the mappings up to the first hole and back: then memory for it is there."""
+    cdef range_entry_t e
+    cdef int error = ranges_begin(p.vmas)
+    while error == 0:
+        ranges_find(p.vmas, first, &e)
+        if e.value == 0:
+            break
+        if e.last > last:
+            e.last = last
+        error = ranges_assign(p.vmas, first, e.last, 1 + (prot | vma_kind(e.value) << 2))
+        if e.last == last:
+            break
+        first = e.last + 1
+    ranges_rollback(p.vmas)
+    return error
+
 
 cdef int kfd_mprotect(kfd_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
     """Protection changes; a hole stops it with ENOMEM, what lies before it stays changed."""
     cdef uint64_t page = first, end
     cdef uint32_t code
+    if vma_at(p, first, &end) and end < last and protect_dry(p, first, last, prot):
+        return -E_NOMEM
     while page <= last:
         code = vma_at(p, page, &end)
         if code == 0:
@@ -1625,7 +1734,10 @@ cdef void split_for_cpu(kfd_t* p, uint32_t node, uint64_t page, uint64_t first,
 
 
 cdef int cpu_fault(kfd_t* p, uint64_t page) noexcept nogil:
-    """A CPU touch of a page in GPU memory: 0, or an errno where the process gets SIGBUS."""
+    """A CPU touch of a page in GPU memory: 0, or an errno where the process gets SIGBUS.
+
+    -ENOMEM only when the model's own memory ran out; then nothing was changed.
+    """
     cdef uint32_t node = kfd_find(p, page)
     cdef range_t* r
     cdef uint64_t first, last
@@ -1659,10 +1771,13 @@ cdef int kfd_cpu_access(kfd_t* p, uint64_t page) noexcept nogil:
         return 0
     if p.gpus[where - 1].coherent:
         return 0
-    return 2 if cpu_fault(p, page) else 0
+    where = cpu_fault(p, page)
+    if where == -E_NOMEM:
+        return where
+    return 2 if where else 0
 
 
-# ---- set_attr (sections 3 to 8) ------------------------------------------------------------------------
+# ---- set_attr (sections 3 to 8) ---------------------------------------------------------
 
 cdef int check_ioctl(uint64_t addr, uint64_t size, uint32_t op) noexcept nogil:
     return -E_INVAL if (addr | size) & 0xfff or addr == 0 or size == 0 or op > 1 else 0
@@ -1741,12 +1856,24 @@ cdef bint same_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t
     return True
 
 
-cdef bint apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
-    """Store the attributes in order; True when the range must be mapped again."""
-    cdef attrs_t a = attrs_of(p, node)[0]
+cdef bint changes_mapping(kfd_t* p, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Must a range that gets these attributes be mapped again (section 5)?"""
+    cdef uint32_t i
+    for i in range(n):
+        if attrs[i].kind == ATTR_SET_FLAGS or attrs[i].kind == ATTR_CLR_FLAGS:
+            return True
+        if ATTR_ACCESS <= attrs[i].kind <= ATTR_NO_ACCESS and (
+            not p.xnack or p.rules.access_remaps_with_xnack
+        ):
+            return True
+    return False
+
+
+cdef uint64_t merge_attributes(kfd_t* p, attrs_t* a, const attr_t* attrs,
+                               uint32_t n) noexcept nogil:
+    """Store the attributes in order; the GPUs that were named by NO_ACCESS."""
     cdef uint32_t i, value, kind
-    cdef uint64_t bit
-    cdef bint remap = False
+    cdef uint64_t bit, refused = 0
     for i in range(n):
         kind = attrs[i].kind
         value = attrs[i].value
@@ -1756,50 +1883,62 @@ cdef bint apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_
             a.prefetch = value
         elif kind == ATTR_SET_FLAGS:
             a.flags |= value
-            remap = True
         elif kind == ATTR_CLR_FLAGS:
             a.flags &= ~value
-            remap = True
         elif kind == ATTR_GRANULARITY:
             a.granularity = value if value < GRANULARITY_MAX else GRANULARITY_MAX
         else:
             bit = <uint64_t>1 << gpu_index(p, value)
-            if not p.xnack or p.rules.access_remaps_with_xnack:
-                remap = True
             a.access &= ~bit
             a.aip &= ~bit
             if kind == ATTR_ACCESS:
                 a.access |= bit
             elif kind == ATTR_AIP:
                 a.aip |= bit
-            elif p.ranges[node].mapped & bit and p.rules.no_access_unmaps:
-                side_of(p, node).needs_unmap |= bit
+            else:
+                refused |= bit
+    return refused
+
+
+cdef void apply_attributes(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n) noexcept nogil:
+    """Give a range the attributes; room for a set and for rare state is reserved."""
+    cdef attrs_t a = attrs_of(p, node)[0]
+    cdef uint64_t refused = merge_attributes(p, &a, attrs, n) & p.ranges[node].mapped
+    if refused and p.rules.no_access_unmaps:
+        side_of(p, node).needs_unmap |= refused
     p.ranges[node].attrs = intern(p, &a)
-    return remap
+
+
+cdef uint32_t prefetch_target(kfd_t* p, const attrs_t* a) noexcept nogil:
+    """Where the prefetch step moves the range: 0, a GPU's code 1 + i, or NOWHERE (section 8)."""
+    cdef uint32_t gpu
+    cdef uint64_t sharers
+    if a.prefetch == LOCATION_UNDEFINED:
+        return NOWHERE
+    if a.prefetch == 0:
+        return 0
+    gpu = <uint32_t>gpu_index(p, a.prefetch)
+    sharers = a.aip if p.xnack else a.access | a.aip
+    if p.gpus[gpu].prefers_system or sharers & ~p.gpus[gpu].reach:
+        return 0
+    return 1 + gpu
 
 
 cdef int prefetch_range(kfd_t* p, uint32_t node, bint* migrated) noexcept nogil:
     """The prefetch step (section 8)."""
     cdef range_t* r = p.ranges + node
-    cdef attrs_t* a = attrs_of(p, node)
-    cdef uint32_t best = a.prefetch, target
-    cdef uint64_t sharers
+    cdef uint32_t target = prefetch_target(p, attrs_of(p, node))
     cdef int error
     migrated[0] = False
-    if best != 0 and best != LOCATION_UNDEFINED:
-        target = <uint32_t>gpu_index(p, best)
-        sharers = a.aip if p.xnack else a.access | a.aip
-        if p.gpus[target].prefers_system or sharers & ~p.gpus[target].reach:
-            best = 0
-    if best == LOCATION_UNDEFINED or (best == 0 and r.actual == 0):
+    if target == NOWHERE or (target == 0 and r.actual == 0):
         return 0
-    if best == 0:
+    if target == 0:
         error = vram_to_ram(p, node, r.start, r.last, TRIGGER_PREFETCH)
         migrated[0] = error == 0
         return error
-    if p.rules.prefetch_same_is_noop and r.actual == 1 + target:
+    if p.rules.prefetch_same_is_noop and r.actual == target:
         return 0
-    error = to_vram(p, node, target, r.start, r.last, TRIGGER_PREFETCH)
+    error = to_vram(p, node, target - 1, r.start, r.last, TRIGGER_PREFETCH)
     migrated[0] = error == 0
     return error if p.rules.prefetch_failure_is_error else 0
 
@@ -1863,7 +2002,8 @@ cdef bint fill(kfd_t* p, lists_t* l, uint64_t first, uint64_t last) noexcept nog
         first = end + 1
 
 
-cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low, uint64_t last) noexcept nogil:
+cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low,
+                     uint64_t last) noexcept nogil:
     """A range that sticks out of the call's interval: work on a clone, cut at the ends."""
     cdef uint32_t copy, head, tail
     cdef bint again
@@ -1878,13 +2018,13 @@ cdef bint split_node(kfd_t* p, lists_t* l, uint32_t node, uint64_t low, uint64_t
     copy = clone(p, node)
     list_push(&l.insert, copy)
     if p.ranges[copy].start < low:
-        again = cuts_huge(p, copy, low)
+        again = cuts_huge(p, copy, low, True)
         head = cut_head(p, copy, low)
         list_push(&l.insert, head)
         if again:
             list_push(&l.remap, head)
     if p.ranges[copy].last > last:
-        again = cuts_huge(p, copy, last + 1)
+        again = cuts_huge(p, copy, last + 1, False)
         tail = cut_tail(p, copy, last)
         list_push(&l.insert, tail)
         if again:
@@ -1944,12 +2084,63 @@ cdef bint swap_in(kfd_t* p, lists_t* l) noexcept nogil:
     return True
 
 
+cdef int ask_update(kfd_t* p, uint32_t node, const attr_t* attrs, uint32_t n, bint remap_all,
+                    room_t* room) noexcept nogil:
+    """Ask for the most that the update of a range can need, before it has the attributes."""
+    cdef range_t* r = p.ranges + node
+    cdef attrs_t a = attrs_of(p, node)[0]
+    cdef uint64_t gpus = 0
+    cdef uint32_t target
+    cdef bint moves
+    merge_attributes(p, &a, attrs, n)
+    target = prefetch_target(p, &a)
+    # More than the device has is refused before a page moves.
+    moves = target != NOWHERE and target > 0 and (
+        r.last - r.start < p.gpus[target - 1].vram_pages
+    )
+    if moves or remap_all or (target == 0 and r.actual):
+        gpus = a.aip
+        if p.rules.mapped_per_gpu:
+            gpus |= r.mapped
+        if not p.xnack or a.flags & FLAG_ALWAYS_MAPPED or (
+            r.mapped and not p.rules.mapped_per_gpu
+        ):
+            gpus |= a.access
+        if moves:
+            gpus |= a.access & <uint64_t>1 << (target - 1)
+        if r.actual:
+            gpus |= a.access & <uint64_t>1 << (r.actual - 1)
+    return ask_room(p, r.start, r.last, moves, gpus, room)
+
+
+cdef bint reserve_updates(kfd_t* p, const lists_t* l, const attr_t* attrs, uint32_t n,
+                          bint remap_all) noexcept nogil:
+    """Room for all that follows the split, so that the call cannot fail half-way for memory."""
+    cdef room_t room
+    cdef uint32_t i, node
+    room.lines = room.headers = 0
+    for i in range(l.update.n):
+        if ask_update(p, l.update.v[i], attrs, n, remap_all, &room):
+            return False
+    for i in range(l.remap.n):
+        node = l.remap.v[i]
+        if ask_room(p, p.ranges[node].start, p.ranges[node].last, False, map_set(p, node), &room):
+            return False
+    return (
+        res_grant(p.engine.res, &room) == 0
+        and reserve_bos(p, l.update.n)
+        # A range gets one new set at most, and equal ranges get the same one.
+        and reserve_sets(p, l.update.n if l.update.n < p.nsets else p.nsets)
+        and more(<void**>&p.sides, &p.cap_sides, <uint64_t>p.nsides + l.update.n, sizeof(side_t))
+    )
+
+
 cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attrs, uint32_t n,
                       uint32_t op, bint* refused) noexcept nogil:
     cdef lists_t l
     cdef uint32_t i
     cdef int error, node_error
-    cdef bint remap_all = False
+    cdef bint changes, remap_all
     error = check_ioctl(addr, size, op)
     if error == 0:
         error = check_attributes(p, attrs, n)
@@ -1962,10 +2153,11 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
     if error:
         return error
     memset(&l, 0, sizeof(l))
+    changes = changes_mapping(p, attrs, n)
     if (
         not collect(p, &l, addr >> 12, (addr + size - 1) >> 12, attrs, n)
-        or not reserve_sets(p, l.update.n)
-        or not reserve_ranges(p, l.update.n)
+        or not reserve_updates(p, &l, attrs, n,
+                               changes or (not p.xnack and l.remap.n > 0))
         or not swap_in(p, &l)
     ):
         for i in range(l.insert.n):
@@ -1975,7 +2167,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
         lists_free(&l)
         return -E_NOMEM
     for i in range(l.update.n, 0, -1):
-        remap_all |= apply_attributes(p, l.update.v[i - 1], attrs, n)
+        apply_attributes(p, l.update.v[i - 1], attrs, n)
     for i in range(l.remove.n):
         list_remove(p, l.remove.v[i])
         release(p, l.remove.v[i])
@@ -1983,8 +2175,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
         list_append(p, l.fresh.v[i - 1])
     for i in range(l.insert.n, 0, -1):
         list_append(p, l.insert.v[i - 1])
-    if not p.xnack and l.remap.n:
-        remap_all = True
+    remap_all = changes or (not p.xnack and l.remap.n > 0)
     error = 0
     for i in range(l.update.n, 0, -1):
         node_error = update_range(p, l.update.v[i - 1], remap_all)
@@ -2002,7 +2193,7 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
     return error
 
 
-# ---- accesses ------------------------------------------------------------------------------------------
+# ---- accesses ---------------------------------------------------------------------------
 
 cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
                          access_t* out) noexcept nogil:
@@ -2023,18 +2214,19 @@ cdef inline void touched_pages(kfd_t* p, uint32_t gpu, uint64_t pages, uint64_t 
         )
 
 
-cdef bint wait_for_queues(kfd_t* p) noexcept nogil:
-    """Stopped queues run again once the restore work succeeds; False when it never does."""
+cdef int wait_for_queues(kfd_t* p) noexcept nogil:
+    """Stopped queues run again once the restore work succeeds; -EAGAIN when it never does."""
     cdef uint32_t tries = 0
     while p.restore_pending:
         if tries == RETRIES:
-            return False
+            return -E_AGAIN
         tries += 1
         settle(p)
         if p.engine.now < p.restore_ns:
             p.engine.now = p.restore_ns
-        run_restore(p)
-    return True
+        if run_restore(p):
+            return -E_NOMEM
+    return 0
 
 
 cdef void fatal(access_t* out, uint64_t page, int ret, uint8_t reason) noexcept nogil:
@@ -2100,10 +2292,13 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
                      access_t* out) noexcept nogil:
     cdef uint64_t page = first, stop
     cdef uint32_t tries = 0
+    cdef int error
     cdef fault_t f
     while True:
-        if not wait_for_queues(p):
-            fatal(out, page, -E_AGAIN, REASON_RETRY_LATER)
+        error = wait_for_queues(p)
+        if error:
+            fatal(out, page, error,
+                  REASON_NO_MEMORY if error == -E_NOMEM else REASON_RETRY_LATER)
             return
         if not res_first_unmapped(p.engine.res, gpu, page, last, write, &stop):
             touched(p, gpu, page, last, out)
@@ -2116,7 +2311,8 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             fatal(out, page, -E_ACCES, REASON_XNACK_OFF)
             return
         settle(p)
-        if kfd_fault(p, <int>gpu, page, write, 0, 0, &f):
+        # A touch of now is newer than anything in the ring when it was looked at.
+        if kfd_fault(p, <int>gpu, page, write, p.checkpoint_ts[gpu] + 1, 0, &f):
             p.engine.cost_ns += p.engine.costs.fault_ns
             fatal(out, page, f.ret, f.reason)
             return
@@ -2132,8 +2328,10 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             out.faults += 1
             out.best = f.best
             p.engine.processors[1 + gpu].faults += 1
-        elif p.ndeferred and kfd_run_deferred(p) == 0:
-            pass
+        elif p.ndeferred:
+            if kfd_run_deferred(p):
+                fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
+                return
         elif tries < RETRIES and (f.reason == REASON_RETRY_LATER or p.restore_pending):
             tries += 1
         else:
@@ -2159,6 +2357,7 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
                    access_t* out) noexcept nogil:
     cdef uint64_t page = first, end, stop, coherent = 0
     cdef uint32_t code, i
+    cdef int error
     for i in range(p.ngpus):
         if p.gpus[i].coherent:
             coherent |= <uint64_t>1 << i
@@ -2173,7 +2372,7 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
         if end > last:
             end = last
         if res_reserve(p.engine.res, page, end, 1):
-            fatal(out, page, -E_NOMEM, REASON_BUS_ERROR)
+            fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
             return
         if res_first_foreign(p.engine.res, coherent, page, end, &stop):
             if stop > page:
@@ -2181,13 +2380,18 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
                 page = stop
             settle(p)
             p.engine.cost_ns += p.engine.costs.fault_ns
-            if cpu_fault(p, page) or res_where(p.engine.res, page) > 0:
+            error = cpu_fault(p, page)
+            if error == -E_NOMEM:
+                fatal(out, page, error, REASON_NO_MEMORY)
+                return
+            if error or res_where(p.engine.res, page) > 0:
                 fatal(out, page, -E_FAULT, REASON_BUS_ERROR)
                 return
             out.faults += 1
             out.best = 0
             p.engine.processors[0].faults += 1
-            # 6.1 cuts ranges here; the pieces join the tree before the next fault.
+            # 6.1 cuts ranges here; the pieces join the tree before the next fault. Without
+            # memory for that they stay pending, which no CPU fault minds.
             if p.ndeferred:
                 kfd_run_deferred(p)
             continue
@@ -2208,7 +2412,9 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
     out.best = NOWHERE
     out.reason = REASON_OK
     kfd_step(p)
-    if processor:
+    if p.ndeferred:
+        fatal(out, first, -E_NOMEM, REASON_NO_MEMORY)
+    elif processor:
         if not (p.plain and touch_short(p, processor - 1, first, last, write, node, out)):
             gpu_access(p, processor - 1, first, last, write, out)
     else:
@@ -2219,15 +2425,47 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
     out.moved = p.engine.counters.migrated_pages - moved
 
 
-# ---- invariants ------------------------------------------------------------------------------------------
+# ---- invariants -------------------------------------------------------------------------
+
+cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held, uint64_t* inside) noexcept nogil:
+    """A range of the tree with its children: references, pages inside, pending work."""
+    cdef uint32_t child = first_child(p, node), i, listed = 0
+    cdef range_t* r = p.ranges + node
+    inside[0] += res_count_vram(p.engine.res, r.start, r.last)
+    if r.bits & RANGE_HAS_BO:
+        held[0] += 1
+        if not bo_alive(p, node):
+            return 11
+    if r.actual and not (r.bits & RANGE_HAS_BO and p.bos[r.bo].gpu == r.actual - 1):
+        return 12
+    if is_child(p, node) or (child and pending_of(p, node) == PENDING_NONE):
+        return 13
+    for i in range(p.ndeferred):
+        listed += p.deferred[i] == node
+    if listed != (pending_of(p, node) != PENDING_NONE):
+        return 13
+    if p.sides[r.side].deferred != listed or p.sides[r.side].needs_unmap:
+        return 13
+    while child:
+        inside[0] += res_count_vram(p.engine.res, p.ranges[child].start, p.ranges[child].last)
+        if p.ranges[child].bits & RANGE_HAS_BO:
+            held[0] += 1
+            if not bo_alive(p, child):
+                return 11
+        if not is_child(p, child) or pending_of(p, child) == PENDING_NONE:
+            return 13
+        child = next_child(p, child)
+    return 0
+
 
 cdef int kfd_check(kfd_t* p) noexcept nogil:
     """0 = sound, else the number of the broken rule (see KfdProcess.check)."""
     cdef range_entry_t e
     cdef range_t* r
-    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages
+    cdef uint64_t page = 0, linked = 0, in_tree = 0, pages, held = 0, inside = 0
     cdef uint64_t used[MAX_GPUS]
     cdef uint32_t node, number, i
+    cdef int error
     if ranges_check(p.tree) or ranges_check(p.vmas):
         return 1
     if res_check(p.engine.res):
@@ -2245,12 +2483,17 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
                 return 5
             if pages and not r.bits & RANGE_HAS_BO:
                 return 6
+        error = check_side(p, e.value, &held, &inside)
+        if error:
+            return error
         if e.last == <uint64_t>0xffffffffffffffffU:
             break
         page = e.last + 1
     node = p.list_head
     while node:
         linked += 1
+        if not p.ranges[node].bits & RANGE_LINKED:
+            return 7
         node = p.links[node].next
     if linked != in_tree:
         return 7
@@ -2260,11 +2503,16 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
     while number:
         used[p.bos[number].gpu] += p.bos[number].npages
         pages += p.bos[number].pages
+        held -= p.bos[number].holders
         if p.bos[number].pages > p.bos[number].npages or not p.bos[number].alive:
             return 8
         number = p.bos[number].next
+    if held:
+        return 11
     if pages != res_count_vram(p.engine.res, 0, <uint64_t>0xffffffffffffffffU):
         return 9
+    if pages != inside:
+        return 14
     for i in range(p.ngpus):
         if used[i] > p.node.used[i] or p.node.used[i] > p.gpus[i].vram_pages:
             return 10
@@ -2283,10 +2531,14 @@ _RULES = (
     "an object with more pages than its size",
     "objects and page masks differ",
     "GPU memory over capacity",
+    "an object's references differ from the ranges that hold it",
+    "a range away from system memory without an object there",
+    "pending work of a range",
+    "pages in GPU memory outside any range",
 )
 
 
-# ---- Python face ------------------------------------------------------------------------------------------
+# ---- Python face ------------------------------------------------------------------------
 
 cdef class Node:
     """Device memory of one node, shared by its processes; made by the engine."""
@@ -2295,9 +2547,12 @@ cdef class Node:
 
     def used(self, gpu):
         """Pages of living VRAM objects on the GPU of this index."""
+        if not 0 <= gpu < MAX_GPUS:
+            raise InvalidArgumentError(f"GPU index {gpu}: expected 0 to {MAX_GPUS - 1}")
         return self.n.used[<uint32_t>gpu]
 
 
+@cython.no_gc_clear  # __dealloc__ still needs the node when a cycle is collected
 cdef class KfdProcess:
     """One process under the KFD SVM driver, compiled.
 
@@ -2564,9 +2819,12 @@ cdef class KfdProcess:
     def fault(self, gpu_id, page, write, ts=0):
         """One delivery of a GPU page fault (section 10)."""
         cdef fault_t f
-        cdef int ret
+        cdef int gpu = self.index.get(gpu_id, -1)
         kfd_mode(self.p)
-        ret = kfd_fault(self.p, self.index.get(gpu_id, -1), page, write, ts, 0, &f)
+        if gpu < 0:
+            kfd_fault(self.p, gpu, page, write, ts, 0, &f)
+        else:
+            kfd_deliver(self.p, <uint32_t>gpu, page, write, ts, 0, &f)
         result = self.result
         result.reason = REASONS[f.reason]
         result.unregistered = f.unregistered
@@ -2575,7 +2833,7 @@ cdef class KfdProcess:
         if f.best != NOWHERE:
             result.best_loc = location_id(self.gpus, f.best)
             result.window = (f.first, f.last)
-        return ret
+        return f.ret
 
     def access(self, processor, first, last, write):
         """A touch of pages by a processor until it is served or fatal.
@@ -2630,8 +2888,10 @@ cdef class KfdProcess:
 
     def set_xnack(self, on):
         """Switch the mode: ranges keep their bits, future defaults and rules change."""
+        cdef bint before = self.p.xnack
         self.p.xnack = on
         if set_defaults(self.p):
+            self.p.xnack = before
             raise OutOfMemoryError("no memory for an attribute set")
 
     def add_buffer(self, first, last):
@@ -2666,8 +2926,7 @@ cdef class KfdProcess:
 
     def run_restore(self):
         """Restore work: map what was invalidated, then let the queues run (section 11)."""
-        run_restore(self.p)
-        return 0
+        return run_restore(self.p)
 
     def step(self, t_ns):
         """Move the clock to *t_ns* and run what is due by then."""
@@ -2756,7 +3015,7 @@ cdef class KfdProcess:
             page = e.last + 1
         nodes.sort()
         rows = []
-        for start, node in nodes:
+        for _, node in nodes:
             r = p.ranges + <uint32_t>node
             a = p.sets + r.attrs
             held = -1
@@ -2887,7 +3146,7 @@ cdef class KfdProcess:
             raise AssertionError(_RULES[rule])
 
 
-# ---- helpers of the Python face ---------------------------------------------------------------------------
+# ---- helpers of the Python face ---------------------------------------------------------
 
 cdef void take_rules(rules_t* r, object rules) except *:
     r.window_migration = rules.window_migration
@@ -2905,6 +3164,7 @@ cdef void take_rules(rules_t* r, object rules) except *:
     r.reserves_vram = rules.reserves_vram
     r.overflow_check = rules.overflow_check
     r.reports_eviction = rules.reports_eviction
+    r.always_mapped_maps = rules.always_mapped_maps
 
 
 cdef void take_gpus(kfd_t* p, tuple gpus, bint apu_prefers_system) except *:

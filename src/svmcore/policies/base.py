@@ -13,14 +13,23 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any, ClassVar, TypeVar
 
-from ..errors import InvalidArgumentError
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError, NotSupportedError
 from ..machine import Machine
 
-__all__ = ["Policy", "make_policy", "policy_class", "policy_names", "register"]
+__all__ = [
+    "Policy",
+    "make_policy",
+    "policy_class",
+    "policy_from_dict",
+    "policy_names",
+    "register",
+]
 
 _GROUP = "svmcore.policies"
 _SPEC = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -48,6 +57,30 @@ class Policy:
     def settings(self) -> dict[str, Any]:
         """Every parameter with its value, as results report it."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters as JSON values; :func:`policy_from_dict` makes an equal one."""
+        return {"name": self.name, "settings": self.settings()}
+
+    def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
+        """The state of a process of this policy as named arrays, for state files and clones.
+
+        Raises
+        ------
+        NotSupportedError
+            If the policy cannot be saved.
+        """
+        raise NotSupportedError(f"policy {self.name}: its processes cannot be saved")
+
+    def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Give a new process the state that :meth:`pack` took.
+
+        Raises
+        ------
+        SvmError
+            If the arrays do not fit; the process must then be discarded.
+        """
+        raise NotSupportedError(f"policy {self.name}: its processes cannot be loaded")
 
 
 _P = TypeVar("_P", bound=type[Policy])
@@ -133,6 +166,23 @@ def make_policy(spec: str | Policy, **settings: Any) -> Policy:
             raise InvalidArgumentError(f"policy {spec!r}: {item!r}: expected key=value")
         values[key.strip()] = value.strip()
     return _build(policy_class(match.group(1)), values | settings)
+
+
+def policy_from_dict(table: Any, where: str = "policy") -> Policy:
+    """A policy from what :meth:`Policy.to_dict` gave.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a key is missing or not known, or the policy, a parameter or a value
+        is not.
+    """
+    if not isinstance(table, Mapping) or set(table) != {"name", "settings"}:
+        raise InvalidArgumentError(f"{where}: expected the keys name, settings")
+    name, settings = table["name"], table["settings"]
+    if not isinstance(name, str) or not isinstance(settings, Mapping):
+        raise InvalidArgumentError(f"{where}: expected a name and a table of settings")
+    return _build(policy_class(name), dict(settings))
 
 
 def _build(cls: type[Policy], values: dict[str, Any]) -> Policy:

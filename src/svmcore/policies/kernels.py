@@ -31,7 +31,8 @@ class KernelRules:
     #: Default granularity and unregistered blocks follow the module parameter; else 9.
     granularity_parameter: bool = True
     #: Pieces that cut a 2 MiB mapping are mapped again: "" never; a range's last
-    #: aligned border is found from its "end" (last + 1) or from "last".
+    #: aligned border is found from its "end" (last + 1) or from "last", where a head
+    #: that is cut off also counts by its last page.
     remap_test: str = "end"
     #: Equal attributes leave a range untouched: "always", or only once it is mapped.
     same_needs_mapping: bool = True
@@ -39,6 +40,9 @@ class KernelRules:
     access_remaps_with_xnack: bool = False
     #: NO_ACCESS takes the GPU's mapping away in the same call.
     no_access_unmaps: bool = True
+    #: With XNACK on a range that no GPU would get is mapped on the GPUs with access
+    #: if it is always mapped; else only if it is mapped already.
+    always_mapped_maps: bool = True
     #: Mapped state is a bit a GPU; else one bit for the range.
     mapped_per_gpu: bool = True
     #: Stale faults are known by time stamp; else munmap drains all of them.
@@ -76,6 +80,7 @@ KERNELS: dict[str, KernelRules] = {
         same_needs_mapping=False,
         access_remaps_with_xnack=True,
         no_access_unmaps=False,
+        always_mapped_maps=False,
         mapped_per_gpu=False,
         stale_by_timestamp=False,
         again_counted=True,

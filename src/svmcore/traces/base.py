@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..attributes import Attribute
 from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
@@ -652,7 +653,16 @@ def check_records(records: Records, path: str, place: Callable[[int], str]) -> N
     addr, size, kind = records["addr"], records["size"], records["kind"]
     checks = (
         (_KIND_OK[kind], "kind", "a value of Kind"),
-        (_ACCESS_OK[records["access"]], "access", "0 to 4"),
+        (
+            # In advice it is the type of the attribute.
+            np.where(
+                records["kind"] == Kind.ADVISE,
+                records["access"] <= max(Attribute),
+                _ACCESS_OK[records["access"]],
+            ),
+            "access",
+            "0 to 4, in advice 0 to 7",
+        ),
         (_PROC_OK[records["proc"]], "proc", "0 to 64 or 255"),
         (_PROC_OK[records["peer"]], "peer", "0 to 64 or 255"),
         (

@@ -1,0 +1,5 @@
+from typing import Final
+
+__all__ = ["api"]
+
+api: Final[object]

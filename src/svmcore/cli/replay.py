@@ -1,0 +1,235 @@
+"""``svmcore replay``: what the driver would have done with a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..engine import Space
+from ..errors import InvalidArgumentError, SvmError, TraceError
+from ..machine import Machine
+from ..policies.base import Policy, make_policy
+from ..replay import CHUNK, processor_code_of
+from ..replay import replay as run_replay
+from ..report.text import replay_report
+from ..result import Result
+from ..traces import Trace
+from ..units import format_size
+from .common import emit_json, format_option, json_option, opened, printable, range_option, show
+from .out import check_folder, write_folder
+
+__all__ = ["machine_of", "policy_of", "replay"]
+
+
+def machine_of(name: str) -> Machine:
+    """A machine by its preset's name or TOML file.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such preset, or the file is not one of a machine.
+    """
+    try:
+        return Machine.resolve(name)
+    except SvmError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"machine {name}: {error}: expected tables [[gpu]] and [costs] as in the presets"
+        ) from error
+
+
+def policy_of(name: str, settings: tuple[str, ...]) -> Policy:
+    """A policy by its name and ``key=value`` settings; the last one of a key counts.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the policy, a key or a value is not known; the known ones are listed.
+    """
+    policy = make_policy(name)
+    known = policy.settings()
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip()
+        if not equals:
+            raise InvalidArgumentError(f"--set {setting}: expected key=value")
+        if key not in known:
+            raise InvalidArgumentError(
+                f"--set {setting}: unknown key {key!r}, expected one of {', '.join(known)}"
+            )
+        values[key] = value.strip()
+    try:
+        return make_policy(policy, **values)
+    except SvmError as error:
+        raise InvalidArgumentError(f"--set {' '.join(settings)}: {error}") from error
+
+
+def space_of(machine: Machine, policy: Policy) -> Space:
+    """A fresh space.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a setting's value is out of the range of the compiled core.
+    """
+    try:
+        return Space(machine, policy=policy)
+    except OverflowError as error:
+        settings = ", ".join(f"{key}={value}" for key, value in policy.settings().items())
+        raise InvalidArgumentError(
+            f"policy {policy.name}: {settings}: {error}: expected numbers of 64 bits"
+        ) from error
+
+
+@click.command(short_help="Replay a trace through a policy on a machine.")
+@click.argument("trace")
+@click.option("--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...).")
+@click.option(
+    "--machine", default="gpu-80g", show_default=True, help="A preset's name or a TOML file."
+)
+@click.option(
+    "settings",
+    "--set",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A parameter of the policy, as granularity=9; may be repeated.",
+)
+@click.option(
+    "--by",
+    metavar="PROC",
+    default="gpu0",
+    show_default=True,
+    help="Processor of the records that name none: cpu, gpu0, ...",
+)
+@click.option(
+    "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
+)
+@click.option("--strict", is_flag=True, help="Stop at the first fatal record.")
+@format_option()
+@range_option
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=1),
+    default=CHUNK,
+    show_default=True,
+    help="Records handed to the engine at once; no result depends on it.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Write result.json, buffers.csv and config.json into this folder.",
+)
+@json_option
+def replay(
+    trace: str,
+    policy: str,
+    machine: str,
+    settings: tuple[str, ...],
+    by: str,
+    raw_faults: bool,
+    strict: bool,
+    form: str | None,
+    ranges: list[tuple[int, int, str]],
+    chunk: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay TRACE, a file or the word demo, and tell faults, migrations and bytes."""
+    node = machine_of(machine)
+    rules = policy_of(policy, settings)
+    space = space_of(node, rules)
+    try:
+        processor_code_of(by, space)
+    except SvmError as error:
+        raise InvalidArgumentError(f"--by: {error}") from error
+    if out is not None:
+        check_folder(out)
+    doing = f"replaying by {rules.name} on {printable(node.name)}:"
+    with opened(trace, form, ranges, doing=doing) as source:
+        try:
+            result = run_replay(
+                source, space, by=by, raw_faults=raw_faults, strict=strict, chunk=chunk
+            )
+        except TraceError:
+            raise
+        except SvmError as error:
+            where = "" if str(error).startswith(source.path) else f"{trace}: "
+            wanted = "" if "expected" in str(error) else ": expected every record to be served"
+            raise InvalidArgumentError(f"{where}{error}{wanted}") from error
+    result.trace["path"] = trace
+    result.notes += _told(source)
+    table = _full(result, source)
+    if out is not None:
+        config = {
+            "svmcore": __version__,
+            "trace": result.trace,
+            "policy": rules.name,
+            "policy_settings": rules.settings(),
+            "machine": _plain(node),
+            "by": by,
+            "raw_faults": raw_faults,
+            "strict": strict,
+            "format": source.format,
+            "ranges": [list(item) for item in ranges],
+        }
+        write_folder(out, table, config, result)
+    if as_json:
+        emit_json(table)
+        return
+    show(replay_report(result, node, sure=source.confidence, mapped=_mapped(source, bool(ranges))))
+    if out is not None:
+        show([f"wrote {printable(str(out))}: result.json, buffers.csv, config.json"])
+
+
+def _told(source: Trace) -> list[str]:
+    """What reading the trace met, for the notes of a result."""
+    summary = source.summary
+    met = ", ".join(
+        f"{number:,} {word}"
+        for word, number in (
+            ("repaired", summary.repaired),
+            ("refused", summary.refused),
+            ("of an unknown event", summary.unknown),
+        )
+        if number
+    )
+    return [*([f"lines of the trace: {met}"] if met else []), *summary.notes]
+
+
+def _full(result: Result, source: Trace) -> dict[str, Any]:
+    """What ``--json`` prints: the result, the version, and how the trace was read."""
+    summary = source.summary
+    table = {"svmcore": __version__, **result.to_dict()}
+    table["trace"] = {
+        **result.trace,
+        "confidence": round(source.confidence, 4),
+        "bytes": source.nbytes,
+        "repaired": summary.repaired,
+        "refused": summary.refused,
+        "unknown": summary.unknown,
+    }
+    return table
+
+
+def _mapped(source: Trace, given: bool) -> str:
+    mappings = source.mappings()
+    size = format_size(sum(mapping.size for mapping in mappings))
+    if given:
+        origin = "given by --range"
+    elif mappings and all(mapping.name.startswith("touched") for mapping in mappings):
+        origin = "the pages touched, the trace names no allocation"
+    else:
+        origin = "named by the trace"
+    return f"{len(mappings):,} mappings, {size} ({origin}); ranges unregistered"
+
+
+def _plain(machine: Machine) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(machine)

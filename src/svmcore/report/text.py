@@ -1,0 +1,434 @@
+"""Reports for people: results as lines and tables of text.
+
+Pure functions: a result in, lines and rich tables out. Only this file and the
+command line know rich, an extra, which is imported where a table is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine import Machine
+from ..result import Result
+from ..units import PAGE_SIZE, format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "comparison",
+    "format_duration",
+    "inspection",
+    "meaning",
+    "printable",
+    "replay_report",
+    "settings_text",
+]
+
+#: Buffers that a table names; the others are one line.
+TOP = 20
+_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+
+
+def format_duration(ns: float) -> str:
+    """A time for people: ``1287249102`` ns is ``'1.287 s'``, 0 is ``'0 ns'``."""
+    for factor, unit in _UNITS:
+        if ns >= factor:
+            return f"{ns / factor:,.3f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def printable(text: str) -> str:
+    """*text* without anything that could steer a terminal or break a line."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings as ``key=value`` in their order, switches as on and off."""
+
+    def value(item: Any) -> str:
+        if item is None:
+            return "default"
+        return {True: "on", False: "off"}[item] if isinstance(item, bool) else str(item)
+
+    return " ".join(f"{key}={printable(value(item))}" for key, item in settings.items())
+
+
+def replay_report(
+    result: Result, machine: Machine, *, sure: float = 1.0, mapped: str = ""
+) -> list[str | Table]:
+    """What a replay did, as lines and tables.
+
+    Parameters
+    ----------
+    result : Result
+    machine : Machine
+        The machine that it ran on.
+    sure : float
+        Confidence of the recognition of the format, 0..1.
+    mapped : str
+        Where the mappings came from, one phrase.
+
+    Returns
+    -------
+    list of str or rich.table.Table
+    """
+    parts: list[str | Table] = [
+        *_head(result, machine, sure, mapped),
+        "",
+        *_counters(result),
+    ]
+    if result.processors:
+        rows = list(result.processors.items())
+        parts += ["", _figures("processor", _PROCESSOR_COLUMNS, rows)]
+    if result.names:
+        parts += ["", *_buffer_tables(result)]
+    parts += ["", *_aligned(_times(result))]
+    return parts + [f"note: {printable(note)}" for note in result.notes]
+
+
+def _head(result: Result, machine: Machine, sure: float, mapped: str) -> list[str]:
+    trace = result.trace
+    own = {key: value for key, value in result.settings.items() if key not in ("by", "raw_faults")}
+    replayed = {"by": result.settings.get("by"), "raw_faults": result.settings.get("raw_faults")}
+    gpus = sorted({gpu.vram_pages for gpu in machine.gpus})
+    memory = " and ".join(format_size(pages * PAGE_SIZE) for pages in gpus)
+    many = "GPU" if len(machine.gpus) == 1 else "GPUs"
+    rows = [
+        (
+            "trace",
+            (
+                f"{printable(str(trace['path']))} ({trace['format']}, {sure:.0%} sure; "
+                f"{trace['kind']} trace), {trace['records']:,} records"
+            ),
+        ),
+        ("digest", str(trace["digest"])),
+        ("policy", f"{result.policy} {settings_text(own)}"),
+        ("replay", settings_text(replayed)),
+        ("machine", f"{printable(machine.name)}, {len(machine.gpus)} {many} of {memory}"),
+    ]
+    if mapped:
+        rows.append(("mapped", printable(mapped)))
+    return _aligned(rows)
+
+
+def _aligned(rows: Iterable[tuple[str, str]]) -> list[str]:
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in listed]
+
+
+def _counters(result: Result) -> list[str]:
+    c = result.counters
+    rows = [
+        ("faults", f"{c['faults']:,}"),
+        ("duplicate faults", f"{c['duplicate_faults']:,}"),
+        ("migrations", f"{c['migrations']:,} of {c['migration_attempts']:,} tried"),
+        (
+            "migrated",
+            (
+                f"{format_size(c['migrated_bytes'])}: "
+                f"{format_size(c['bytes_to_device'])} to devices, "
+                f"{format_size(c['bytes_to_host'])} to the host"
+            ),
+        ),
+        ("evictions", f"{c['evictions']:,}, {format_size(c['evicted_bytes'])}"),
+        ("remote accesses", f"{c['remote_accesses']:,} of {c['pages_touched']:,} page touches"),
+        ("errors", _errors(result)),
+    ]
+    return _aligned(rows)
+
+
+def _errors(result: Result) -> str:
+    first = result.first_error
+    if first is None:
+        return "0"
+    reasons = ", ".join(f"{reason} {number:,}" for reason, number in result.reasons.items())
+    return (
+        f"{sum(result.reasons.values()):,} records ({reasons}); the first is record "
+        f"{first['record']}, address {first['addr']:#x}: {first['reason']} ({first['code']})"
+    )
+
+
+def _times(result: Result) -> list[tuple[str, str]]:
+    return [
+        ("modelled time", format_duration(result.time_ns)),
+        (
+            "speed",
+            (
+                f"{result.records_per_s:,.0f} records/s: {result.trace['records']:,} in "
+                f"{format_duration(result.wall_s * 1e9)}, the engine "
+                f"{format_duration(result.engine_s * 1e9)} of it"
+            ),
+        ),
+    ]
+
+
+def _table(first: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        # On a narrow terminal names fold; figures stay whole.
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+class _Column(NamedTuple):
+    """A column of figures of a table."""
+
+    title: str
+    key: str
+    """Name of the figure in a row."""
+    show: Callable[[int], str] = "{:,}".format
+    kept: bool = False
+    """Shown even where it is 0 in every row."""
+
+
+def _pages(pages: int) -> str:
+    return format_size(pages * PAGE_SIZE)
+
+
+_PROCESSOR_COLUMNS = (
+    _Column("faults", "faults", kept=True),
+    _Column("duplicates", "duplicates"),
+    _Column("moved in", "pages_in", _pages, kept=True),
+    _Column("moved out", "pages_out", _pages, kept=True),
+    _Column("page touches", "pages_touched", kept=True),
+    _Column("remote", "remote_pages"),
+    _Column("fatal", "fatal"),
+)
+_BUFFER_COLUMNS = (
+    _Column("size", "size", format_size, kept=True),
+    _Column("records", "records", kept=True),
+    _Column("page touches", "pages", kept=True),
+    _Column("faults", "faults", kept=True),
+    _Column("moved", "moved_pages", _pages, kept=True),
+    _Column("remote", "remote_pages"),
+    _Column("errors", "errors"),
+)
+
+
+def _figures(
+    first: str, columns: Sequence[_Column], rows: Sequence[tuple[str, Mapping[str, int]]]
+) -> Table:
+    """A table of named rows; columns that are 0 throughout are left out, unless kept."""
+    shown = [c for c in columns if c.kept or any(row[c.key] for _, row in rows)]
+    table = _table(first, *(c.title for c in shown))
+    for name, row in rows:
+        table.add_row(printable(name), *(c.show(row[c.key]) for c in shown))
+    return table
+
+
+def _buffer_tables(result: Result) -> list[str | Table]:
+    buffers = result.buffers
+    # A buffer that faulted or was moved without a record of its own is no untouched one.
+    busy = (buffers["records"] + buffers["faults"] + buffers["moved_pages"]) > 0
+    # By moved pages, then page touches; equal ones stay in file order.
+    order = np.lexsort((-buffers["pages"].astype("<i8"), -buffers["moved_pages"].astype("<i8")))
+    order = order[busy[order]]
+    rows = [(result.names[index], _total(buffers[[index]])) for index in order[:TOP]]
+    rest = order[TOP:]
+    if len(rest):
+        rows.append((f"{len(rest):,} more", _total(buffers[rest])))
+    parts: list[str | Table] = [_figures("buffer", _BUFFER_COLUMNS, rows)] if rows else []
+    untouched = int(np.count_nonzero(~busy))
+    if untouched:
+        size = int(buffers["size"][~busy].sum())
+        parts.append(f"untouched: {untouched:,} of {len(buffers):,} buffers, {format_size(size)}")
+    return parts
+
+
+def _total(rows: npt.NDArray[np.void]) -> dict[str, int]:
+    return {key: int(rows[key].sum()) for key in rows.dtype.names or ()}
+
+
+# ---- two replays side by side ------------------------------------------------------------
+
+_COMPARED = (
+    ("faults", "faults"),
+    ("duplicate faults", "duplicate_faults"),
+    ("migrations", "migrations"),
+    ("moved to devices", "bytes_to_device"),
+    ("moved to the host", "bytes_to_host"),
+    ("evictions", "evictions"),
+    ("remote accesses", "remote_accesses"),
+    ("errors", "errors"),
+)
+#: Buffers that a comparison names, and the least share by which they differ.
+_NAMED = 5
+_DIFFERENT = 0.01
+
+
+def comparison(one: Result, other: Result, key: str = "granularity") -> list[str | Table]:
+    """Two replays of one trace that differ in one setting, side by side.
+
+    Parameters
+    ----------
+    one, other : Result
+        Of the same trace; ratios are *other* to *one*.
+    key : str
+        The setting in which they differ.
+
+    Returns
+    -------
+    list of str or rich.table.Table
+        Counters that differ, those that do not in a line, bytes moved by the
+        buffers that differ most, and what it means.
+    """
+    named = [f"{key} {result.settings[key]}" for result in (one, other)]
+    table = _table("", *named, "ratio")
+    same: list[str] = []
+    for title, name in _COMPARED:
+        left, right = one.counters[name], other.counters[name]
+        shown = format_size if name.startswith("bytes") else "{:,}".format
+        if left == right:
+            same.append(f"{title} {shown(left)}")
+        else:
+            table.add_row(title, shown(left), shown(right), _ratio(left, right))
+    table.add_row(
+        "modelled time",
+        format_duration(one.time_ns),
+        format_duration(other.time_ns),
+        _ratio(one.time_ns, other.time_ns),
+    )
+    parts: list[str | Table] = [table]
+    if same:
+        parts += ["", f"The same in both: {', '.join(same)}."]
+    moved = _moved(one), _moved(other)
+    order = sorted(
+        (i for i, a, b in _pairs(*moved) if abs(a - b) > _DIFFERENT * max(a, b)),
+        key=lambda i: -abs(moved[0][i] - moved[1][i]),
+    )
+    if order:
+        buffers = _table("moved for", *named, "ratio")
+        for i in order[:_NAMED]:
+            buffers.add_row(
+                printable(one.names[i]),
+                *(format_size(pages[i] * PAGE_SIZE) for pages in moved),
+                _ratio(moved[0][i], moved[1][i]),
+            )
+        parts += ["", buffers]
+        rest = len(one.names) - len(order[:_NAMED])
+        if len(order) <= _NAMED and rest:
+            parts.append(f"{rest:,} other buffers: the same within {_DIFFERENT:.0%}")
+    return [*parts, "", meaning(one, other, key)]
+
+
+def _pairs(one: list[int], other: list[int]) -> Iterable[tuple[int, int, int]]:
+    return ((i, a, b) for i, (a, b) in enumerate(zip(one, other, strict=True)))
+
+
+def _moved(result: Result) -> list[int]:
+    return [int(pages) for pages in result.buffers["moved_pages"]]
+
+
+def _ratio(one: int, other: int) -> str:
+    if not one:
+        return "1.00" if not other else "-"
+    return f"{other / one:,.2f}"
+
+
+def meaning(one: Result, other: Result, key: str = "granularity") -> str:
+    """One sentence that says what the change of a setting does to a trace."""
+    a, b = one.counters, other.counters
+    faults = f"{_ratio(a['faults'], b['faults'])} times the" if a["faults"] else f"{b['faults']:,}"
+    text = f"In one sentence: {key} {other.settings[key]} instead of {one.settings[key]} takes "
+    text += f"{faults} faults"
+    before, after = a["migrated_bytes"], b["migrated_bytes"]
+    if not before or before == after:
+        text += f" and moves {'the same' if before == after else format_size(after)} bytes"
+    else:
+        less = after < before
+        text += f" and moves {abs(after - before) / before:.0%} {'fewer' if less else 'more'} bytes"
+        gain = [(abs(x - y), i) for i, x, y in _pairs(_moved(one), _moved(other))]
+        if gain:
+            name = printable(one.names[max(gain)[1]])
+            text += (
+                f" (the difference lies mostly in {name}, where each fault drags "
+                f"{'fewer' if less else 'more'} untouched pages along)"
+            )
+    if one.time_ns:
+        text += f"; it takes {_ratio(one.time_ns, other.time_ns)} times as long, modelled"
+    return text + "."
+
+
+# ---- what a trace holds ------------------------------------------------------------------
+
+
+def inspection(table: Mapping[str, Any]) -> list[str | Table]:
+    """What a trace holds, as lines and tables.
+
+    Parameters
+    ----------
+    table : mapping
+        The keys that ``svmcore inspect --json`` prints.
+    """
+    span = table["time_span_ns"]
+    lines = table["lines"]
+    mappings = table["mappings"]
+    rows = [
+        (
+            "trace",
+            (
+                f"{printable(table['path'])} ({table['format']}, {table['confidence']:.0%} sure; "
+                f"{table['kind']} trace)"
+            ),
+        ),
+        ("digest", table["digest"]),
+        ("size", f"{format_size(table['bytes'])}, {lines['lines']:,} lines or rows"),
+        ("read", _amounts({name: n for name, n in lines.items() if name != "lines"})),
+        ("records", f"{table['records']:,}: {_amounts(table['kinds'])}"),
+        ("processors", _amounts(table["processors"])),
+        ("time span", "none" if span is None else format_duration(span[1] - span[0])),
+        ("touches", _amounts(table["accesses"])),
+        (
+            "touched",
+            (
+                f"{table['touched_pages']:,} different pages, "
+                f"{format_size(table['touched_pages'] * PAGE_SIZE)}; "
+                f"{table['page_touches']:,} page touches"
+            ),
+        ),
+        ("mappings", f"{mappings['count']:,}, {format_size(mappings['bytes'])}"),
+    ]
+    if table["compute_ns"]:
+        rows.append(("compute", f"{format_duration(table['compute_ns'])}, told by the records"))
+    if table["operators"]:
+        rows.append(("operators", f"{table['operators']:,}"))
+    if table["gpu_ids"]:
+        names = (f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(table["gpu_ids"]))
+        rows.append(("GPU ids", ", ".join(names)))
+    if table["counts"]:
+        rows.append(("met", _amounts(table["counts"])))
+    parts: list[str | Table] = list(_aligned(rows))
+    if mappings["top"]:
+        largest = _table("mapping", "start", "size", "records", "page touches")
+        for row in mappings["top"]:
+            largest.add_row(
+                printable(row["name"]),
+                f"{row['start']:#x}",
+                format_size(row["size"]),
+                f"{row['records']:,}",
+                f"{row['pages']:,}",
+            )
+        rest = mappings["count"] - len(mappings["top"])
+        parts += ["", largest]
+        if rest:
+            parts.append(f"and {rest:,} smaller mappings")
+    return parts + [f"note: {printable(note)}" for note in table["notes"]]
+
+
+def _amounts(numbers: Mapping[str, int]) -> str:
+    shown: Sequence[str] = [
+        f"{name.replace('_', ' ')} {number:,}" for name, number in numbers.items() if number
+    ]
+    return ", ".join(shown) or "none"

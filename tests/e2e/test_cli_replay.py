@@ -1,0 +1,224 @@
+"""``svmcore replay``: figures of real and own traces, the contract's keys, the files of --out."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from e2e.cli_run import LOG, environment, python, svm, three_buffers_log
+
+KEYS = {
+    "trace",
+    "policy",
+    "machine",
+    "settings",
+    "faults",
+    "duplicate_faults",
+    "faults_by_processor",
+    "migrations",
+    "migration_attempts",
+    "migrated_pages",
+    "migrated_bytes",
+    "bytes_to_device",
+    "bytes_to_host",
+    "evictions",
+    "evicted_bytes",
+    "duplicated_bytes",
+    "remote_accesses",
+    "errors",
+    "time_ns",
+    "wall_s",
+    "engine_s",
+    "records_per_s",
+}
+WALL = {"wall_s", "engine_s", "records_per_s"}
+MIGRATIONS = {0: 96, 2: 24, 4: 6, 5: 3, 9: 3}
+
+
+def replayed(*args):
+    out, err = svm("replay", *args, "--json")
+    assert err == ""
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_sample_is_what_its_function_makes():
+    assert LOG.read_text() == three_buffers_log()
+
+
+@pytest.mark.parametrize(("granularity", "migrations"), MIGRATIONS.items())
+def test_migrations_of_a_log_by_granularity(granularity, migrations):
+    table = replayed(LOG, "--policy", "kfd", "--set", f"granularity={granularity}")
+    assert table["migrations"] == table["faults"] == migrations
+    assert table["settings"]["granularity"] == granularity
+    assert table["errors"] == 0
+
+
+@pytest.mark.parametrize(("granularity", "migrations"), MIGRATIONS.items())
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_migrations_of_the_real_logs(shared, number, granularity, migrations):
+    log = shared / "data" / "uvm-eval" / f"abc_short32_{number}.kmsg"
+    table = replayed(log, "--policy", "kfd", "--set", f"granularity={granularity}")
+    assert table["migrations"] == migrations
+    assert table["trace"]["kind"] == "fault"
+
+
+def test_real_training_step_in_time_and_memory(shared):
+    pytest.importorskip("resource")
+    if sys.platform != "linux":
+        pytest.skip("ru_maxrss is in kilobytes on Linux only")
+    # A small process of its own starts the replay, so that no other child is measured.
+    done = python(
+        "import resource, subprocess, sys\n"
+        "command = [sys.executable, '-m', 'svmcore', *sys.argv[1:]]\n"
+        "out = subprocess.run(command, check=True, capture_output=True, text=True).stdout\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, out)",
+        *("replay", shared / "data" / "workloads" / "gpt_train_3steps.csv.gz"),
+        *("--policy", "kfd", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    kilobytes, _, text = done.stdout.partition(" ")
+    table = json.loads(text)
+    assert table["trace"]["records"] == 12_953
+    assert table["pages_touched"] == 38_449_294
+    assert table["errors"] == 0
+    assert table["wall_s"] < 20  # not a measurement: something is broken beyond that
+    assert int(kilobytes) < 300 * 1024
+
+
+def test_json_has_the_keys_of_the_contract():
+    table = replayed("demo")
+    assert set(table) >= KEYS
+    assert set(table["trace"]) >= {"path", "format", "kind", "records", "digest"}
+    assert table["trace"]["path"] == "demo"
+    assert table["policy"] == "kfd"
+    assert table["machine"] == "gpu-80g"
+    assert table["faults_by_processor"] == {"gpu0": table["faults"]}
+    assert sum(row["moved_pages"] for row in table["buffers"]) == table["migrated_pages"]
+
+
+def test_no_chunk_size_shows_in_a_result():
+    one, other = (
+        {k: v for k, v in replayed("demo", "--chunk", n).items() if k not in WALL}
+        for n in (7, 100000)
+    )
+    assert one == other
+
+
+def test_report_says_every_default():
+    out, err = svm("replay", "demo")
+    assert err == ""
+    for word in (
+        "demo (workload-csv, 100% sure; access trace), 14,163 records",
+        "kfd kernel=7.3 xnack=on granularity=9 max_svm_range_pages=default evict_on_full=on",
+        "by=gpu0 raw_faults=off",
+        "gpu-80g, 1 GPU of 80.0 GiB",
+        "17 mappings, 1.6 GiB (named by the trace); ranges unregistered",
+        "embedding.table",
+        "untouched: 1 of 17 buffers, 48.0 MiB",
+        "modelled time",
+        "records/s",
+        "note: times are modelled",
+    ):
+        assert word in out
+
+
+def test_a_fault_trace_is_called_a_bound():
+    out, _ = svm("replay", LOG)
+    assert "a bound, not the truth" in out
+    assert "fault trace" in out
+
+
+def test_by_the_cpu_nothing_moves_to_a_device():
+    table = replayed(LOG, "--by", "cpu")
+    assert table["bytes_to_device"] == 0
+    assert table["settings"]["by"] == "cpu"
+
+
+def test_raw_faults_are_delivered_once():
+    table = replayed(LOG, "--raw-faults", "--set", "granularity=0")
+    assert table["settings"]["raw_faults"] is True
+    assert table["migrations"] == 96
+
+
+def test_given_ranges_replace_those_of_the_trace():
+    whole = "0x7e3000000000,6MiB,abc"
+    table = replayed(LOG, "--range", whole)
+    assert [row["name"] for row in table["buffers"]] == ["abc"]
+    assert "given by --range" in svm("replay", LOG, "--range", whole)[0]
+
+
+def test_errors_are_counted_and_the_first_is_named():
+    out, _ = svm("replay", LOG, "--range", "0x7e3000000000,2MiB")
+    assert "64 records (no_range 64)" in out
+    assert "address 0x7e3000200000: no_range" in out
+
+
+def test_the_last_setting_of_a_key_counts():
+    table = replayed(LOG, "--set", "granularity=0", "--set", "granularity=4")
+    assert table["migrations"] == 6
+
+
+def test_more_buffers_than_the_table_names(tmp_path):
+    rows = "".join(f"{0x10000000 + n * 0x400000:#x},{4096 * (n + 1)}\n" for n in range(25))
+    path = tmp_path / "many.txt"
+    path.write_text(rows)
+    out, _ = svm("replay", path, "--set", "granularity=0")
+    assert "touched24" in out
+    assert "touched4 " not in out
+    assert "5 more" in out
+
+
+def test_names_cannot_steer_the_terminal(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "seq,t_ns,dur_ns,kind,op,addr,bytes\n0,0,1,R,x,0x200000,4096\n"
+        "1,1,0,S,[red]\x1b[31mname,0x200000,2097152\n"
+    )
+    out, _ = svm("replay", path)
+    assert "[red]\\x1b[31mname" in out
+    assert "\x1b" not in out
+
+
+def test_out_has_three_whole_files(tmp_path):
+    folder = tmp_path / "new" / "out"
+    out, _ = svm("replay", LOG, "--out", folder, "--set", "granularity=4")
+    assert "result.json, buffers.csv, config.json" in out
+    assert sorted(p.name for p in folder.iterdir()) == ["buffers.csv", "config.json", "result.json"]
+    result = json.loads((folder / "result.json").read_text())
+    assert set(result) >= KEYS
+    config = json.loads((folder / "config.json").read_text())
+    assert config["policy_settings"]["granularity"] == 4
+    assert config["trace"]["digest"] == result["trace"]["digest"]
+    assert config["machine"]["gpus"][0]["vram_pages"] == 80 << 18
+    with (folder / "buffers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [row["name"] for row in result["buffers"]]
+    assert sum(int(row["moved_pages"]) for row in rows) == 96
+    # Once more into the folder that is there: replaced, nothing else left behind.
+    svm("replay", LOG, "--out", folder)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_both_ways_of_calling_are_the_same():
+    one, other = (svm("inspect", LOG, "--json", module=m)[0] for m in ("svmcore", "svmcore.cli"))
+    assert one == other
+
+
+def test_missing_extra_is_one_line():
+    for name in ("click", "rich"):
+        done = python(
+            f"import sys; sys.modules[{name!r}] = None; from svmcore.cli import main; "
+            "sys.exit(main(['demo']))"
+        )
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
+        assert f"{name!r}" in done.stderr
+        assert "pip install 'svmcore[cli]'" in done.stderr
+
+
+def test_environment_is_that_of_the_tested_copy():
+    done = python("import svmcore; print(svmcore.__file__)")
+    assert done.stdout.startswith(environment()["PYTHONPATH"].split(":")[0])
