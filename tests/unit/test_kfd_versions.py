@@ -491,3 +491,16 @@ def test_an_access_that_never_resolves_ends(make: type, kernel: str) -> None:
     d.set_attr(FIRST, 64, (SET_FLAGS, ALWAYS_MAPPED | GPU_RO))
     ret, reason, *_ = d.process.access(1, FIRST, FIRST, True)
     assert (ret, reason) == (-40, "never_resolves")
+
+
+@every
+def test_an_eviction_ends_the_pointer_to_a_living_object(make: type, kernel: str) -> None:
+    """A pinned page keeps the object; the piece that left makes a new one of its own size."""
+    d = Driven(make, kernel)
+    d.set_attr(FIRST, 64, (PREFETCH, A))
+    d.set_attr(FIRST, 32, (GRANULARITY, 3))
+    d("pin", FIRST + 40, FIRST + 40)
+    assert d("evict", FIRST).warn == ["bo_not_last_ref"]
+    assert (d.actual(FIRST), d.actual(FIRST + 40)) == (0, A)
+    d("fault", A, FIRST, False)
+    assert d.process.counters()[0][3] == 64 + 32
