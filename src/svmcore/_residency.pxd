@@ -38,7 +38,7 @@ cdef extern from *:
     }
     #endif
     """
-    void prefetch "SVM_PREFETCH"(const void* p) noexcept nogil
+    void ask_ahead "SVM_PREFETCH"(const void* p) noexcept nogil
     unsigned int ctz64 "svm_ctz64"(uint64_t x) noexcept nogil
     unsigned int popcount64 "svm_popcount64"(uint64_t x) noexcept nogil
 

@@ -350,14 +350,16 @@ def test_a_process_in_use_or_of_other_parameters_is_refused() -> None:
 
 #: Fields of the process's structs: saved, made again from what is saved, or of the Spec.
 FIELDS = {
-    "kfd_t": "engine node tree vmas ranges nranges cap_ranges free_range live_ranges sides nsides "
+    "kfd_t": "engine node tree vmas raw_ranges ranges links nranges cap_ranges free_range live_ranges sides nsides "
     "cap_sides free_side sets nsets cap_sets set_buckets default_set bos nbos cap_bos free_bo "
     "first_bo last_bo list_head list_tail deferred ndeferred cap_deferred gpus ngpus supported "
     "rules xnack evict_on_full draining restore_pending restore_ns evicted_ranges granularity "
     "max_pages checkpoint_ts ring_ts ring_set buffers nbuffers cap_buffers userptrs nuserptrs "
-    "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state vma_code vma_first vma_last",
-    "range_t": "start last mapped validate_ns vram_pages attrs bo bo_serial list_prev list_next "
-    "bo_prev bo_next side invalid actual bits",
+    "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state plain vma_code vma_first "
+    "vma_last vma_plain tree_version",
+    "range_t": "start last mapped validate_ns vram_pages attrs bo bo_serial bo_prev bo_next "
+    "side actual bits pad",
+    "links_t": "prev next invalid",
     "side_t": "needs_unmap first_child last_child next_child pending is_child deferred",
     "bo_t": "npages pages sequence holders first serial prev next gpu alive",
     "attrs_t": "preferred prefetch flags granularity access aip hash next best",

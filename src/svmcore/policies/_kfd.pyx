@@ -83,13 +83,13 @@ from .._residency cimport (
     GROUP_BLOCKS,
     MASK_VRAM,
     NO_BLOCK,
+    ask_ahead,
     block_t,
     ctz64,
     find_block,
     find_table,
     lines_t,
     popcount64,
-    prefetch,
     res_any_present,
     res_ask,
     res_check,
@@ -1138,23 +1138,23 @@ cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
         return
     # Each stage asks for what the next one reads: directory, header, lines.
     for i in range(n):
-        prefetch(p.ranges + nodes[i])
+        ask_ahead(p.ranges + nodes[i])
         table = find_table(r, pages[i] >> 18)
         entries[i] = NULL
         if table:
             entries[i] = r.tables + <size_t>(table - 1) * GROUP_BLOCKS
             entries[i] += (pages[i] >> 9) % GROUP_BLOCKS
-            prefetch(entries[i])
+            ask_ahead(entries[i])
     for i in range(n):
         if entries[i] != NULL:
-            prefetch(r.blocks + entries[i][0])
+            ask_ahead(r.blocks + entries[i][0])
         if p.ranges[nodes[i]].bo:
-            prefetch(p.bos + p.ranges[nodes[i]].bo)
+            ask_ahead(p.bos + p.ranges[nodes[i]].bo)
     for i in range(n):
         if entries[i] != NULL:
             b = r.blocks + entries[i][0]
             for j in range(b.n if b.n < 3 else 3):
-                prefetch(r.lines + b.lines[j])
+                ask_ahead(r.lines + b.lines[j])
 
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
@@ -2673,12 +2673,16 @@ cdef class KfdProcess:
 
     # ---- operations ----
 
-    def begin(self, t_ns):
-        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`."""
+    def begin(self, t_ns, record=True):
+        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`.
+
+        With *record* off only the result and the views tell what it did, and faults may
+        take the short way that replays take.
+        """
         self.p.engine.now = t_ns
         self.p.engine.cost_ns = 0
         self.p.engine.nevents = 0
-        self.p.engine.recording = True
+        self.p.engine.recording = record
         self.result = Outcome()
         return self.result
 
