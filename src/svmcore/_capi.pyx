@@ -8,7 +8,8 @@ raises: each function ends in 0 or a negative errno and a text.
 
 Invariant: a handle has one gate with all spaces of its node, closed while a
 call runs, so that a second thread and a callback are refused and never wait.
-Invariant: the engine records events only inside a call on a handle with a callback.
+Invariant: engines record events only inside a call, and only those of the node's
+handles with a callback; these are on the gate's list, and hosts use them.
 """
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
@@ -138,10 +139,13 @@ cdef enum:
     TEXT = 240
     KNOWN_FLAGS = 3         # SVMCORE_WRITE | SVMCORE_QUEUE
 
+cdef struct handle_t
+
 # One a node: its spaces share device memory, so one thread at a time is in any of them.
 cdef struct gate_t:
     long closed             # 1 while a call runs
     void* owner             # the thread inside an event callback, else NULL
+    handle_t* watchers      # handles with a callback, linked by next_watcher
 
 # What svmcore_space points at.
 cdef struct handle_t:
@@ -151,6 +155,7 @@ cdef struct handle_t:
     kfd_t* p                # the process of `space`
     svmcore_event_fn callback
     void* user              # the callback's
+    handle_t* next_watcher
     PyObject* space         # svmcore.Space; a reference while users > 0
     char text[TEXT]         # why the last call failed
 
@@ -202,17 +207,51 @@ cdef inline int enter(svmcore_space* space, handle_t** out) noexcept nogil:
     if not svmcore_close(&h.gate.closed):
         return refused(h)
     out[0] = h
-    if h.callback != NULL:
-        h.p.engine.nevents = 0
-        h.p.engine.recording = True
+    if h.gate.watchers != NULL:
+        watch(h.gate)
     return 0
 
 
 cdef inline int leave(handle_t* h, int ret) noexcept nogil:
-    if h.callback != NULL:
-        ret = deliver(h, ret)
+    if h.gate.watchers != NULL:
+        ret = deliver_all(h, ret)
     svmcore_open(&h.gate.closed)
     return ret
+
+
+cdef void watch(gate_t* gate) noexcept nogil:
+    """Record the effects on every space of the node that somebody watches."""
+    cdef handle_t* w = gate.watchers
+    while w != NULL:
+        w.p.engine.nevents = 0
+        w.p.engine.recording = True
+        w = w.next_watcher
+
+
+cdef void unwatch(handle_t* h) noexcept nogil:
+    """Take the handle off the list, if it is there."""
+    cdef handle_t** at = &h.gate.watchers
+    while at[0] != NULL:
+        if at[0] == h:
+            at[0] = h.next_watcher
+            break
+        at = &at[0].next_watcher
+    h.callback = NULL
+    h.p.engine.recording = False
+
+
+cdef int deliver_all(handle_t* h, int ret) noexcept nogil:
+    """Effects on neighbours first: what this call pushed out of the device made its room."""
+    cdef handle_t* w = h.gate.watchers
+    cdef int code
+    while w != NULL:
+        if w != h:
+            code = deliver(w, 0)
+            if code:
+                memcpy(h.text, w.text, TEXT)
+                ret = code
+        w = w.next_watcher
+    return ret if h.callback == NULL else deliver(h, ret)
 
 
 cdef void take_event(svmcore_event_t* out, const event_t* e) noexcept nogil:
@@ -427,11 +466,11 @@ cdef int many(handle_t* h, svmcore_access_t* touches, uint64_t count,
         else:
             return ret
         done[0] = i + 1
-        if h.callback != NULL:
-            ret = deliver(h, 0)
+        if h.gate.watchers != NULL:
+            ret = deliver_all(h, 0)
             if ret:
                 return ret
-            h.p.engine.recording = True
+            watch(h.gate)
     return 0
 
 
@@ -690,10 +729,13 @@ cdef int api_set_event_callback(svmcore_space* space, svmcore_event_fn callback,
     cdef int ret = enter(space, &h)
     if ret:
         return ret
-    h.p.engine.recording = False
-    h.callback = callback
-    h.user = user
-    h.p.engine.nevents = 0
+    unwatch(h)
+    if callback != NULL:
+        h.callback = callback
+        h.user = user
+        h.next_watcher = h.gate.watchers
+        h.gate.watchers = h
+        h.p.engine.nevents = 0
     return leave(h, 0)
 
 
@@ -767,7 +809,6 @@ cdef handle_t* attach(object space) except NULL:
     if h.users == 0:
         Py_INCREF(space)
         h.space = <PyObject*>space
-        h.callback = NULL
         h.text[0] = 0
         h.magic = MAGIC
     h.users += 1
@@ -948,9 +989,7 @@ cdef int api_destroy(svmcore_space* space) noexcept nogil:
     if ret == 0:
         h.users -= 1
         if h.users == 0:
-            # Nothing was done, so nothing is delivered; then the host is gone.
-            h.p.engine.recording = False
-            h.callback = NULL
+            unwatch(h)
             h.magic = 0
             kept = h.space
             h.space = NULL

@@ -114,11 +114,19 @@ def check_ok(text: str) -> None:
     assert text == "ok\n"
 
 
+def check_overhead(text: str) -> None:
+    """The bench runs; its times are reported, never asserted."""
+    rows = json.loads(text)
+    assert set(rows) == {"access", "fault"}
+    assert rows["access"]["call_ns"] > 0
+
+
 HOSTS: dict[str, tuple[Path, Callable[[str], None]]] = {
     "c": (EXAMPLES / "embed_c" / "host.c", check_c),
     "cpp": (EXAMPLES / "embed_cpp" / "gpusim.cpp", check_cpp),
     "errors": (HERE / "errors.c", check_ok),
     "raii": (HERE / "raii.cpp", check_ok),
+    "overhead": (EXAMPLES.parent / "bench" / "capi_overhead.c", check_overhead),
 }
 
 
@@ -377,23 +385,33 @@ def test_raw_fault_is_the_python_one(table: Table) -> None:
     assert table("destroy", handle) == 0
 
 
+class Watcher:
+    """Collects the events of a handle."""
+
+    NAMES = ("kind", "cause", "source", "target", "addr", "bytes", "value")
+
+    def __init__(self, table: Table, handle: ctypes.c_void_p, log: list[object] | None = None):
+        self.seen: list[object] = [] if log is None else log
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        def watch(_user: int, event: int) -> int:
+            raw = ctypes.create_string_buffer(
+                ctypes.string_at(event, table.layout["svmcore_event_t"]["sizeof"])
+            )
+            row = tuple(table.get("svmcore_event_t", raw, name) for name in self.NAMES)
+            self.seen.append((handle.value, *row) if log is not None else row)
+            return 0
+
+        self.function = watch  # svmcore keeps its address only
+        assert table("set_event_callback", handle, watch, None) == 0
+
+
 def test_events_are_the_effects_in_order(table: Table) -> None:
     space, twin = svmcore.Space("gpu-80g"), svmcore.Space("gpu-80g")
     handle = handle_of(table, space)
     for one in (twin, space):
         one.map(BASE, 4 * MIB)
-    seen = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    def watch(_user: int, event: int) -> int:
-        raw = ctypes.create_string_buffer(
-            ctypes.string_at(event, table.layout["svmcore_event_t"]["sizeof"])
-        )
-        names = ("kind", "cause", "source", "target", "addr", "bytes", "value")
-        seen.append(tuple(table.get("svmcore_event_t", raw, name) for name in names))
-        return 0
-
-    assert table("set_event_callback", handle, watch, None) == 0
+    watcher = Watcher(table, handle)
     outcome = twin.fault(BASE, write=True).effects
     raw = table.struct("svmcore_fault_t", by=1, flags=1, addr=BASE, t_ns=NOW)
     assert table("fault", handle, raw) == 0
@@ -401,11 +419,39 @@ def test_events_are_the_effects_in_order(table: Table) -> None:
     (move,) = outcome.migr
     (mapped,) = outcome.map
     first, last = move[:2]
-    assert seen == [
+    assert watcher.seen == [
         (0, 1, 0, 1, first << 12, (last - first + 1) << 12, move[5] << 12),
         (1, 1, 0, 1, mapped[1] << 12, (mapped[2] - mapped[1] + 1) << 12, mapped[4]),
     ]
+    space.access(BASE, MIB)  # Python's own calls record nothing
+    assert table("now", handle, ctypes.byref(u64())) == 0
+    assert len(watcher.seen) == 2
     assert table("destroy", handle) == 0
+
+
+def test_events_of_a_neighbour_that_loses_memory(table: Table) -> None:
+    machine = svmcore.Machine("small", (svmcore.Gpu(id=7, vram_pages=2 * 512),))
+    system = svmcore.System(machine)
+    handles = [handle_of(table, system.space()) for _ in range(2)]
+    log: list[tuple[int, ...]] = []
+    watchers = [Watcher(table, handle, log) for handle in handles]
+    for handle in handles:
+        assert table("map", handle, u64(BASE), u64(4 * MIB), u32(3), u32(0), u64(NOW)) == 0
+        touch = table.struct("svmcore_access_t", by=1, addr=BASE, bytes=4 * MIB, t_ns=NOW)
+        assert table("access", handle, touch) == 0
+    own = [row for row in log if row[0] == handles[1].value]
+    lost = [row for row in log if row[0] == handles[0].value and row[1] == 0 and row[2] == 3]
+    assert sum(row[7] for row in lost) == 4 * MIB  # evicted, bytes moved out
+    assert log.index(lost[0]) < log.index(own[0])  # room first
+    # Without a callback it hears no more.
+    assert table("set_event_callback", handles[1], None, None) == 0
+    count = len([row for row in log if row[0] == handles[1].value])
+    touch = table.struct("svmcore_access_t", by=1, addr=BASE, bytes=4 * MIB, t_ns=NOW)
+    assert table("access", handles[0], touch) == 0
+    assert len([row for row in log if row[0] == handles[1].value]) == count
+    for handle in handles:
+        assert table("destroy", handle) == 0
+    assert len(watchers) == 2
 
 
 def test_python_keeps_the_space_that_a_host_holds(table: Table) -> None:

@@ -250,8 +250,10 @@ typedef struct svmcore_event {
 } svmcore_event_t;
 
 /*
- * Called for each effect, in the driver's order, after the call changed the state
- * and before it returns. The event lives as long as the callback. Return 0 to go
+ * Called for each effect on the space, in the driver's order, after the call changed
+ * the state and before it returns. A call on a neighbour that takes this space's
+ * device memory calls it too, before the neighbour's own callback; the times of the
+ * events are this space's. The event lives as long as the callback. Return 0 to go
  * on; another value ends the delivery, and the call returns -SVMCORE_EIO although
  * it was carried out. Calls on the space (or its node's) from here return
  * -SVMCORE_EDEADLK and change nothing. It must return: a C++ exception or a longjmp
@@ -358,7 +360,7 @@ typedef struct svmcore_api {
     int (*counters)(svmcore_space *space, svmcore_counters_t *counters);
     int (*info)(svmcore_space *space, svmcore_info_t *info);
 
-    /* Watch the effects of calls on this space; NULL ends it. */
+    /* Watch the effects on this space; NULL ends it. */
     int (*set_event_callback)(svmcore_space *space, svmcore_event_fn callback, void *user);
     /* Why the last call on this space that failed did, cut to `bytes` with the closing 0. Empty
        after a fatal touch or fault, whose `reason` tells; NULL, -SVMCORE_EBUSY and
