@@ -144,17 +144,19 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
     cdef int error
     cdef uint64_t pages[AHEAD]
     cdef uint32_t nodes[AHEAD]
-    cdef uint64_t version = p.tree_version
+    cdef uint64_t version = p.tree_version, before
     cdef size_t ahead = 0, j
-    cdef uint32_t node
+    cdef uint32_t node, useful = AHEAD
     for i in range(n):
         record = records + i
         if i == ahead:
             ahead = i + AHEAD if n - i > AHEAD else n
             for j in range(ahead - i):
                 pages[j] = records[i + j].addr >> 12
-            kfd_look_ahead(p, pages, <uint32_t>(ahead - i), nodes)
+            # Looking up ranges ahead pays where faults meet ranges that stay as they are.
+            kfd_look_ahead(p, pages, <uint32_t>(ahead - i), useful >= AHEAD // 4, nodes)
             version = p.tree_version
+            useful = 0
         # A range made or cut since then: it is looked up when it is needed.
         node = nodes[i % AHEAD] if version == p.tree_version else 0
         memset(out + i, 0, sizeof(outcome_t))
@@ -167,10 +169,13 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
             processor = how.by if record.proc == UNKNOWN else record.proc
             if processor > p.ngpus:
                 return i
+            before = p.tree_version
             if how.raw and record.kind == KIND_FAULT and processor:
                 deliver(p, record, processor, node, out + i)
+                useful += before == p.tree_version
             else:
                 touch(p, record, processor, node, out + i)
+                useful += out[i].faults != 0 and processor != 0 and before == p.tree_version
         else:
             kfd_step(p)
             error = 0

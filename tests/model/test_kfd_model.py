@@ -622,6 +622,25 @@ def test_short_way_costs_what_the_long_way_costs(seed: int) -> None:
     assert pair[0].ranges() == pair[1].ranges()
 
 
+def test_short_way_with_many_ranges() -> None:
+    """Arrays of every kind grow on the way: 3,000 ranges and objects."""
+    pair = [KfdProcess([Gpu(1, 1 << 20)], xnack=True) for _ in range(2)]
+    for process in pair:
+        order = list(range(3000))
+        process.mmap(0x100000, 0x100000 + 3000 * 16 - 1)
+        for i in order:
+            process.set_attr((0x100000 + i * 16) << 12, 16 << 12, [(7, 9)])
+        random.Random(5).shuffle(order)
+        for by in (1, 0, 1):
+            for i in order:
+                process.begin(process.now + 3_000_000, record=process is pair[0])
+                assert process.access(by, 0x100000 + i * 16, 0x100000 + i * 16 + 2, True)[0] == 0
+                process.finish()
+        process.check()
+    assert pair[0].totals() == pair[1].totals()
+    assert pair[0].ranges() == pair[1].ranges()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_kfd_random(seed: int) -> None:
     assert drive(seed, 400) == 400

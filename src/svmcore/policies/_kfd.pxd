@@ -232,8 +232,9 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
 cdef void kfd_step(kfd_t* p) noexcept nogil
 # Room for that many range records in all; False when memory runs out.
 cdef bint kfd_grow_ranges(kfd_t* p, uint64_t want) noexcept nogil
-# Ranges of n pages ahead of their faults, cache misses overlapped; nodes[i] = 0 without one.
-cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
+# What n touches will read, asked for ahead so that cache misses overlap; with faults the ranges
+# too: nodes[i], 0 without one.
+cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint faults,
                          uint32_t* nodes) noexcept nogil
 # Decide once, before faults and touches, whether they may take the short way.
 cdef void kfd_mode(kfd_t* p) noexcept nogil

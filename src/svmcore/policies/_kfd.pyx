@@ -652,6 +652,7 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     number = p.free_bo
     if number:
         p.free_bo = p.bos[number].next
+        ask_ahead(p.bos + p.free_bo)  # the next fault takes that one
     else:
         number = p.nbos
         p.nbos += 1
@@ -687,7 +688,7 @@ cdef inline bint room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nog
     if r.bits & RANGE_HAS_BO:
         return p.bos[r.bo].gpu == gpu
     size = r.last - r.start + 1
-    if p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
+    if p.node.used[gpu] + size > p.gpus[gpu].vram_pages or not reserve_bos(p, 1):
         return False
     return bo_get(p, node, gpu, size) == 0
 
@@ -1127,13 +1128,16 @@ cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_
         p.engine.processors[1 + gpu].fatal += 1
 
 
-cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n,
+cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint faults,
                          uint32_t* nodes) noexcept nogil:
     cdef uint32_t i, j, table
     cdef uint32_t* entries[LOOK_AHEAD]
     cdef residency_t* r = p.engine.res
     cdef block_t* b
-    ranges_values_many(p.tree, pages, n, nodes)
+    if faults:
+        ranges_values_many(p.tree, pages, n, nodes)
+    else:
+        memset(nodes, 0, n * sizeof(uint32_t))
     if p.live_ranges < CACHED_RANGES:
         return
     # Each stage asks for what the next one reads: directory, header, lines.
