@@ -48,6 +48,22 @@ class Case(NamedTuple):
     code: str
 
 
+# What the fault cases share: 10,000 ranges in address order, faults in random order.
+FAULT = """
+import numpy as np
+from svmcore import Space
+from svmcore._replay import OUTCOME, replay_chunk
+from svmcore.records import RECORD
+space = Space("gpu-80g")
+space.map(1 << 40, 10_000 << 16)
+for i in range(10_000):
+    space.process.set_attr((1 << 40) + (i << 16), 1 << 16, [(7, 9)])
+faults = np.zeros(10_000, RECORD)
+faults["addr"] = (1 << 40) + (np.random.default_rng(3).permutation(10_000).astype("u8") << 16)
+faults["size"], faults["kind"], faults["proc"] = 4096, 1, 1
+out = np.empty(10_000, OUTCOME)
+"""
+
 CASES: dict[str, Case] = {
     # Uniform look-ups among 10,000 ranges, through the compiled batch.
     "find": Case(
@@ -77,6 +93,51 @@ def run(n):
     assign = ranges.assign
     for first in starts[:n]:
         assign(first, first + 31, 20_000)
+""",
+    ),
+    # One recorded fault on each of 10,000 registered ranges of 16 pages: all of them move.
+    "fault": Case(
+        10_000,
+        FAULT
+        + """
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n], raw=True)
+""",
+    ),
+    # A touch that finds its page mapped.
+    "access_mapped": Case(
+        10_000,
+        FAULT
+        + """
+replay_chunk(space.process, faults, out, raw=True)
+faults["kind"] = 0
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n])
+""",
+    ),
+    # A fault on a page without a range: one is made, an object allocated, its pages moved.
+    "fault_unregistered": Case(
+        10_000,
+        FAULT
+        + """
+space = Space("gpu-80g", granularity=4)
+space.map(1 << 40, 10_000 << 16)
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n], raw=True)
+""",
+    ),
+    # set_attr that cuts one range of 64 pages in three.
+    "set_attr_split": Case(
+        2_000,
+        """
+from svmcore import Space
+process = Space("gpu-80g").process
+process.mmap(1 << 28, (1 << 28) + 2_000 * 64 - 1)
+for i in range(2_000):
+    process.set_attr(((1 << 28) + i * 64) << 12, 64 << 12, [(7, 6)])
+def run(n):
+    for i in range(n):
+        process.set_attr(((1 << 28) + i * 64 + 16) << 12, 32 << 12, [(7, 5)])
 """,
     ),
 }

@@ -30,7 +30,6 @@ import numpy as np
 from .errors import InvalidArgumentError
 from .records import processor_name
 
-__all__ = ["OUTCOME", "replay_chunk"]
 
 #: What one record did, 40 bytes, C layout.
 OUTCOME = np.dtype(

@@ -350,7 +350,8 @@ def test_a_process_in_use_or_of_other_parameters_is_refused() -> None:
 
 #: Fields of the process's structs: saved, made again from what is saved, or of the Spec.
 FIELDS = {
-    "kfd_t": "engine node tree vmas raw_ranges ranges links nranges cap_ranges free_range live_ranges sides nsides "
+    "kfd_t": "engine node tree vmas raw_ranges ranges links nranges cap_ranges free_range "
+    "live_ranges sides nsides "
     "cap_sides free_side sets nsets cap_sets set_buckets default_set bos nbos cap_bos free_bo "
     "first_bo last_bo list_head list_tail deferred ndeferred cap_deferred gpus ngpus supported "
     "rules xnack evict_on_full draining restore_pending restore_ns evicted_ranges granularity "

@@ -130,7 +130,7 @@ from .._types cimport (
     E_PERM,
 )
 
-from .._faults import REASONS
+from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, OutOfMemoryError
 from .kernels import kernel_rules
 from .outcome import Outcome
@@ -2834,7 +2834,7 @@ cdef class KfdProcess:
         else:
             kfd_deliver(self.p, <uint32_t>gpu, page, write, ts, 0, &f)
         result = self.result
-        result.reason = REASONS[f.reason]
+        result.reason = _REASONS[f.reason]
         result.unregistered = f.unregistered
         result.vram_fallback = f.vram_fallback
         result.migration = f.migration
@@ -2866,7 +2866,7 @@ cdef class KfdProcess:
             )
         kfd_mode(self.p)
         kfd_access(self.p, processor, first, last, write, 0, &out)
-        return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
+        return out.ret, _REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
     def cpu_access(self, page):
         """A CPU touch: 0, 2 for SIGBUS, -EFAULT without a mapping (section 14)."""
