@@ -352,7 +352,7 @@ cdef inline int set_time(handle_t* h, uint64_t t_ns, uint32_t flags) noexcept no
 
 cdef inline void settle(kfd_t* p) noexcept nogil:
     """What the operation cost has passed."""
-    p.engine.now += <uint64_t>p.engine.cost_ns
+    p.engine.now += p.engine.cost_ns
     p.engine.cost_ns = 0
 
 

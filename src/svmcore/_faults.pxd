@@ -93,10 +93,10 @@ cdef struct counters_t:
     uint64_t queue_evictions
     uint64_t queue_restores
 
-# Costs of one machine, ns; a page is 4 KiB.
+# Costs of one machine, ns; a page is 4 KiB. A transfer's cost is rounded down to whole ns.
 cdef struct costs_t:
-    double fault_ns
-    double unmap_ns
+    uint64_t fault_ns
+    uint64_t unmap_ns
     double move_ns               # latency of one transfer
     double move_page_ns
     double remote_ns             # latency of one remote access record
@@ -105,7 +105,7 @@ cdef struct costs_t:
 cdef struct engine_t:
     residency_t* res
     uint64_t now                 # modelled time, ns; never goes back
-    double cost_ns               # cost of the present operation
+    uint64_t cost_ns             # cost of the present operation
     costs_t costs
     counters_t counters
     processor_t processors[MAX_GPUS + 1]   # [0] the CPU, [1 + i] GPU i

@@ -82,7 +82,7 @@ cdef void engine_log(engine_t* e, event_kind kind, uint64_t first, uint64_t last
         e.cap_events = cap
     event = e.events + e.nevents
     e.nevents += 1
-    event.t_ns = e.now + <uint64_t>e.cost_ns
+    event.t_ns = e.now + e.cost_ns
     event.first = first
     event.last = last
     event.value = value
@@ -104,7 +104,7 @@ cdef void engine_moved(engine_t* e, uint64_t first, uint64_t last, uint8_t sourc
             e.counters.pages_to_host += moved
         if trigger == TRIGGER_EVICTION:
             e.counters.evicted_pages += moved
-        e.cost_ns += e.costs.move_ns + e.costs.move_page_ns * <double>moved
+        e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
     engine_log(e, EVENT_MIGRATE, first, last, source, target, <uint8_t>trigger, moved)
 
 

@@ -192,7 +192,7 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
             out[i].code = <int16_t>error
             out[i].reason = REASON_NONE if error else REASON_OK
         # What it cost has passed, then the processor computes.
-        p.engine.now += <uint64_t>p.engine.cost_ns + (
+        p.engine.now += p.engine.cost_ns + (
             record.dur_ns if record.kind == KIND_ACCESS else 0
         )
         p.engine.cost_ns = 0

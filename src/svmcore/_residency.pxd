@@ -11,6 +11,7 @@ Free functions; those that may allocate return -1 when memory runs out and have
 changed nothing, the others cannot fail. Pages are inclusive.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 cdef extern from *:
     """
@@ -137,6 +138,18 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
     """The block's lines for a GPU, in one pass over its header."""
     cdef block_t* b = r.blocks + block
     cdef uint32_t i, tag
+    cdef uint64_t tags
+    memcpy(&tags, b.tags, sizeof(tags))
+    if b.n == 3 and b.more == 0 and (tags & <uint64_t>0xffffffffffffU) == (
+        <uint64_t>(MASK_VRAM << 8 | gpu) << 16 | <uint64_t>(MASK_MAPPED << 8 | gpu) << 32
+    ):
+        # As most blocks are: lines made by the first fault of one GPU. On a big-endian
+        # machine the order of bytes never matches, and the loop below finds them.
+        out.system = r.lines[b.lines[0]].w
+        out.vram = r.lines[b.lines[1]].w
+        out.mapped = r.lines[b.lines[2]].w
+        out.other = False
+        return
     out.system = NULL
     out.vram = NULL
     out.mapped = NULL

@@ -249,7 +249,7 @@ def test_rare_fields_survive() -> None:
     tables = _kfd_state.pack(process)
     ranges, row = tables["ranges"], tables["process"]
     ranges["invalid"][0] = 3
-    row["cost_ns"], row["evicted_ranges"], row["draining"] = 12.5, 3, 1
+    row["cost_ns"], row["evicted_ranges"], row["draining"] = 12.0, 3, 1
     row["restore_pending"], row["restore_ns"] = 1, row["now"] + 7
     tables["gpus"]["checkpoint_ts"], tables["gpus"]["ring_ts"] = 77, 78
     other = driver.fresh()
@@ -356,7 +356,7 @@ FIELDS = {
     "first_bo last_bo list_head list_tail deferred ndeferred cap_deferred gpus ngpus supported "
     "rules xnack evict_on_full draining restore_pending restore_ns evicted_ranges granularity "
     "max_pages checkpoint_ts ring_ts ring_set buffers nbuffers cap_buffers userptrs nuserptrs "
-    "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state plain vma_code vma_first "
+    "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state plain plain_gpus vma_code vma_first "
     "vma_last vma_plain tree_version",
     "range_t": "start last mapped validate_ns vram_pages attrs bo bo_serial bo_prev bo_next "
     "side actual bits pad",

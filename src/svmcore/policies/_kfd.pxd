@@ -207,6 +207,7 @@ cdef struct kfd_t:
     uint32_t fail_hmm
     uint8_t state          # process_state
     bint plain             # faults may take the short way (see kfd_mode)
+    uint64_t plain_gpus    # those whose faults may
     uint32_t vma_code      # most recent mapping looked up
     uint64_t vma_first
     uint64_t vma_last

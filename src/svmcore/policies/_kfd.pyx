@@ -211,12 +211,12 @@ cdef inline attrs_t* attrs_of(kfd_t* p, uint32_t node) noexcept nogil:
 
 
 cdef inline uint64_t present_ns(kfd_t* p) noexcept nogil:
-    return p.engine.now + <uint64_t>p.engine.cost_ns
+    return p.engine.now + p.engine.cost_ns
 
 
 cdef inline void settle(kfd_t* p) noexcept nogil:
     """What the operation cost so far has passed."""
-    p.engine.now += <uint64_t>p.engine.cost_ns
+    p.engine.now += p.engine.cost_ns
     p.engine.cost_ns = 0
 
 
@@ -594,7 +594,7 @@ cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     cdef uint32_t i, number, victim
     cdef kfd_t* q
     cdef kfd_t* owner
-    cdef double before
+    cdef uint64_t before
     while p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
         if not p.evict_on_full:
             return -E_NOMEM
@@ -776,6 +776,7 @@ cdef void take_checkpoints(kfd_t* p) noexcept nogil:
         gpu = ctz64(gpus)
         gpus &= gpus - 1
         p.checkpoint_ts[gpu] = p.ring_ts[gpu]
+        p.plain_gpus &= ~(<uint64_t>1 << gpu)
 
 
 # ---- splitting (section 6.2) ------------------------------------------------------------
@@ -1244,6 +1245,7 @@ cdef int fault_end(fault_t* out, int ret, uint8_t reason, bint counted) noexcept
 cdef void kfd_mode(kfd_t* p) noexcept nogil:
     """Is nothing set that the short way leaves out? What may change while faults are
     served (pending work, time stamps, stopped queues) is asked for each of them."""
+    cdef uint32_t gpu
     p.plain = (
         p.xnack
         and p.state == STATE_RUNNING
@@ -1255,6 +1257,10 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
         and p.fail_copy == 0
         and p.fail_hmm == 0
     )
+    p.plain_gpus = 0
+    for gpu in range(p.ngpus):
+        if p.plain and p.gpus[gpu].svm and p.checkpoint_ts[gpu] == 0:
+            p.plain_gpus |= <uint64_t>1 << gpu
 
 
 cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint write,
@@ -1338,7 +1344,7 @@ cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint
             e.counters.migrated_pages += moved
             e.counters.pages_to_device += moved
             e.processors[1 + gpu].pages_in += moved
-            e.cost_ns += e.costs.move_ns + e.costs.move_page_ns * <double>moved
+            e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
             p.bos[r.bo].pages += moved
             r.vram_pages += <uint32_t>moved
             r.actual = best
@@ -1362,11 +1368,8 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
     out.best = NOWHERE
     ret = 0
     if not (
-        p.plain
-        and gpu >= 0
-        and p.gpus[gpu].svm
-        and not p.draining
-        and p.checkpoint_ts[gpu] == 0
+        gpu >= 0
+        and p.plain_gpus >> gpu & 1
         and (node or fault_node(p, page, &node))
         and fault_short(p, node, <uint32_t>gpu, page, write, out)
     ):
@@ -2213,8 +2216,8 @@ cdef inline void touched_pages(kfd_t* p, uint32_t gpu, uint64_t pages, uint64_t 
     if local < pages:
         out.remote += pages - local
         p.engine.processors[1 + gpu].remote_pages += pages - local
-        p.engine.cost_ns += p.engine.costs.remote_ns + (
-            p.engine.costs.remote_page_ns * <double>(pages - local)
+        p.engine.cost_ns += <uint64_t>(
+            p.engine.costs.remote_ns + p.engine.costs.remote_page_ns * <double>(pages - local)
         )
 
 
@@ -2263,7 +2266,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
     missing = span_word(w, lo, hi) & ~l.mapped[w]
     if missing:
         # The long way serves page by page; here the first page must be the one that faults.
-        if not missing >> (lo & 63) & 1 or p.checkpoint_ts[gpu] or not p.gpus[gpu].svm:
+        if not missing >> (lo & 63) & 1 or not p.plain_gpus >> gpu & 1:
             return False
         settle(p)
         if not node and not fault_node(p, first, &node):
@@ -2352,8 +2355,8 @@ cdef void cpu_touch(kfd_t* p, uint64_t first, uint64_t last, access_t* out) noex
     if remote:
         out.remote += remote
         p.engine.processors[0].remote_pages += remote
-        p.engine.cost_ns += p.engine.costs.remote_ns + (
-            p.engine.costs.remote_page_ns * <double>remote
+        p.engine.cost_ns += <uint64_t>(
+            p.engine.costs.remote_ns + p.engine.costs.remote_page_ns * <double>remote
         )
 
 
@@ -2944,8 +2947,8 @@ cdef class KfdProcess:
 
     def set_costs(self, costs):
         """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
-        self.p.engine.costs.fault_ns = costs.fault_ns
-        self.p.engine.costs.unmap_ns = costs.unmap_ns
+        self.p.engine.costs.fault_ns = int(costs.fault_ns)
+        self.p.engine.costs.unmap_ns = int(costs.unmap_ns)
         self.p.engine.costs.move_ns = costs.migrate_latency_ns
         self.p.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
         self.p.engine.costs.remote_ns = costs.remote_access_ns

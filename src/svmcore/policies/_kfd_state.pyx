@@ -389,7 +389,7 @@ cdef object pack_process(kfd_t* p):
     process = new_table("process", 1)
     row = process
     row[0].now = p.engine.now
-    row[0].cost_ns = p.engine.cost_ns
+    row[0].cost_ns = <double>p.engine.cost_ns
     row[0].restore_ns = p.restore_ns
     row[0].evicted_ranges = p.evicted_ranges
     row[0].sequence = p.node.sequence
@@ -1004,7 +1004,7 @@ cdef span_t* build_spans(const uint64_t[:, ::1] rows) except? NULL:
 cdef int build_process(kfd_t* p, const process_row_t* row, const gpu_row_t[::1] gpus) except -1:
     cdef uint32_t i
     p.engine.now = row.now
-    p.engine.cost_ns = row.cost_ns
+    p.engine.cost_ns = <uint64_t>row.cost_ns
     p.restore_ns = row.restore_ns
     p.evicted_ranges = row.evicted_ranges
     p.node.sequence = row.sequence
