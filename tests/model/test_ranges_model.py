@@ -1,4 +1,4 @@
-"""The range map against a small model, after every step.
+"""The range map against the executable specification, after every step.
 
 Run as a script for the long fuzz: ``python tests/model/test_ranges_model.py --seeds 1500``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,49 +21,27 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sortedcontainers import SortedDict
 
 from svmcore import _ranges
 from svmcore._ranges import RangeMap
 from svmcore.errors import OutOfMemoryError
+from svmcore.reference import RangeMap as Specification
 
 TOP = 2**64 - 1
 SIZES = (4, 5, 8, 64)
 
 
-class ModelMap:
-    """Boundaries in a sorted dict: first page of each entry -> value, 0 is a hole."""
+class ModelMap(Specification):
+    """The executable specification, with the copies that transactions and clones need."""
 
     def __init__(self, merge: bool = False) -> None:
-        self.merge = merge
-        self.starts: SortedDict = SortedDict({0: 0})
+        super().__init__(merge=merge)
 
     def copy(self) -> ModelMap:
         other = ModelMap(self.merge)
-        other.starts = self.starts.copy()
+        for first, last, value in self.items():
+            other.assign(first, last, value)
         return other
-
-    def find(self, page: int) -> tuple[int, int, int]:
-        i = self.starts.bisect_right(page) - 1
-        first, value = self.starts.peekitem(i)
-        end = i + 1 < len(self.starts)
-        return first, self.starts.peekitem(i + 1)[0] - 1 if end else TOP, value
-
-    def assign(self, first: int, last: int, value: int) -> None:
-        joins = self.merge or value == 0
-        if last < TOP:
-            self.starts.setdefault(last + 1, self.find(last)[2])
-        for start in list(self.starts.irange(first, last)):
-            del self.starts[start]
-        if not (joins and first > 0 and self.find(first - 1)[2] == value):
-            self.starts[first] = value
-        if joins and last < TOP and self.starts[last + 1] == value:
-            del self.starts[last + 1]
-
-    def items(self) -> Iterator[tuple[int, int, int]]:
-        starts = list(self.starts.items())
-        ends = [start - 1 for start, _ in starts[1:]] + [TOP]
-        return ((s, e, v) for (s, v), e in zip(starts, ends, strict=True) if v)
 
 
 def agree(ranges: RangeMap, model: ModelMap) -> None:
@@ -363,7 +341,8 @@ def test_state_after_many_overwrites(merge: bool) -> None:
         change(ranges, start, start + length - 1, value)
         model.assign(start, start + length - 1, value)
     agree(ranges, model)
-    assert ranges.nbytes <= 24 * len(model.starts)
+    boundaries = {0} | {edge for a, b, _ in model.items() for edge in (a, b + 1)}
+    assert ranges.nbytes <= 24 * len(boundaries)
     asked = rng.integers(0, first, 5_000, dtype=np.uint64)
     expected = [model.find(page) for page in asked.tolist()]
     assert ranges.find_many(asked).tolist() == expected
