@@ -17,6 +17,7 @@ __all__ = [
     "AgainError",
     "BusyError",
     "Errno",
+    "FileError",
     "InvalidArgumentError",
     "NotSupportedError",
     "OutOfMemoryError",
@@ -129,16 +130,16 @@ class AgainError(SvmError):
     code = "EAGAIN"
 
 
-class TraceError(SvmError, ValueError):
-    """A trace that cannot be read: what, where and what was expected.
+class FileError(SvmError, ValueError):
+    """A file that cannot be read or written: what, where and what was expected.
 
     Parameters
     ----------
     path : str
         The file.
     where : str
-        Line, record or byte offset, for example ``"line 12"``; empty when the
-        whole file is meant.
+        Line, record, byte offset or member, for example ``"line 12"``; empty when
+        the whole file is meant.
     reason : str
         What was found and what was expected.
     """
@@ -152,32 +153,16 @@ class TraceError(SvmError, ValueError):
         place = f"{path}: {where}" if where else path
         super().__init__(f"{place}: {reason}")
 
-    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[FileError], tuple[str, str, str]]:
         return type(self), (self.path, self.where, self.reason)
 
 
-class StateFileError(SvmError, ValueError):
-    """A state file that cannot be read or written: what, where and what was expected.
+class TraceError(FileError):
+    """A trace that cannot be read."""
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    where : str
-        Member of the file, for example ``"ranges.npy"``; empty when the whole
-        file is meant.
-    reason : str
-        What was found and what was expected.
-    """
 
-    code = "EINVAL"
-
-    def __init__(self, path: str, where: str, reason: str) -> None:
-        self.path = path
-        self.where = where
-        self.reason = reason
-        place = f"{path}: {where}" if where else path
-        super().__init__(f"{place}: {reason}")
+class StateFileError(FileError):
+    """A state file that cannot be read or written."""
 
 
 _BY_ERRNO: dict[int, type[SvmError]] = {

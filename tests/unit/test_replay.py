@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from json_keys import KEYS
 from svmcore import Gpu, Machine, Space, open_trace, replay
 from svmcore._replay import OUTCOME, replay_chunk
 from svmcore.attributes import Attribute, Flag
@@ -459,31 +460,6 @@ def test_mappings_that_are_there_stay():
 
 
 # ---- the result -------------------------------------------------------------------------------
-
-KEYS = {
-    "trace",
-    "policy",
-    "machine",
-    "settings",
-    "faults",
-    "duplicate_faults",
-    "faults_by_processor",
-    "migrations",
-    "migration_attempts",
-    "migrated_pages",
-    "migrated_bytes",
-    "bytes_to_device",
-    "bytes_to_host",
-    "evictions",
-    "evicted_bytes",
-    "duplicated_bytes",
-    "remote_accesses",
-    "errors",
-    "time_ns",
-    "wall_s",
-    "engine_s",
-    "records_per_s",
-}
 
 
 def test_keys_of_the_result():
