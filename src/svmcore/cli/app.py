@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..errors import SvmError
+from .bench import bench
 from .common import printable
 from .conformance import conformance
 from .convert import convert
@@ -31,7 +32,7 @@ def svmcore() -> None:
     """What does the driver do with this access? A model of GPU shared virtual memory."""
 
 
-for _command in (replay, inspect, convert, conformance, demo):
+for _command in (replay, inspect, convert, conformance, demo, bench):
     svmcore.add_command(_command)
 
 
