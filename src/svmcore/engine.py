@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -47,8 +46,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class AccessResult:
+class AccessResult(NamedTuple):
     """What a touch met.
 
     Attributes
@@ -81,8 +79,7 @@ class AccessResult:
         return self.code == "OK"
 
 
-@dataclass(frozen=True, slots=True)
-class FaultResult:
+class FaultResult(NamedTuple):
     """One delivery of a page fault by the driver's exact rules.
 
     Attributes
@@ -239,6 +236,7 @@ class Space:
         self.system = system or System(self.machine)
         #: The process that decides; its own interface speaks pages and errnos.
         self.process = self.policy.create(self.machine, self.system.node)
+        self._processors = {"cpu": 0} | {f"gpu{i}": i + 1 for i in range(len(self.machine.gpus))}
 
     def __repr__(self) -> str:
         return f"<Space of {len(self.process)} ranges, {self.policy}, on {self.machine.name}>"
@@ -516,18 +514,21 @@ class Space:
         """
         first, last = pages_of(addr, size)
         processor = self._processor(by)
-        self.process.step(self._time(t_ns))
-        ret, reason, faults, duplicates, remote, page = self.process.access(
+        process = self.process
+        if t_ns is not None:
+            process.step(self._time(t_ns))
+        # The process runs what is due by its own clock first.
+        ret, reason, faults, duplicates, remote, page = process.access(
             processor, first, last, write
         )
         return AccessResult(
-            _code(ret),
+            _code(ret) if ret else "OK",
             reason,
             faults,
             duplicates,
             remote,
             page << PAGE_SHIFT if ret else None,
-            self.now_ns,
+            process.now,
         )
 
     def fault(
@@ -798,9 +799,8 @@ class Space:
         return pages_of(addr, size)
 
     def _processor(self, name: str) -> int:
-        if name == "cpu":
-            return 0
-        return _gpu_index(name, self.machine) + 1
+        number = self._processors.get(name)
+        return _gpu_index(name, self.machine) + 1 if number is None else number
 
     def _attribute(self, name: str | int, value: Any) -> tuple[int, int]:
         if isinstance(name, str):

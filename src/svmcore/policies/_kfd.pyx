@@ -110,6 +110,7 @@ from .._residency cimport (
     res_unpin_all,
     res_where,
     span_word,
+    take_pages,
     residency_t,
     room_t,
 )
@@ -1313,24 +1314,21 @@ cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint
             l.system[w] |= span
             l.mapped[w] |= span
     else:
-        if l.vram == NULL or not room_for_bo(p, node, gpu):
+        # A block with a line of GPU memory has one of system memory.
+        if l.vram == NULL or l.system == NULL or not room_for_bo(p, node, gpu):
             return False
         w = lo >> 6
-        while True:
+        if w == hi >> 6:
             span = span_word(w, lo, hi)
             m = span & ~l.vram[w]
             l.mapped[w] |= span
             if m:
                 l.vram[w] |= m
-                moved += popcount64(m)
-                if l.system != NULL:
-                    absent |= m & ~l.system[w]
-                    l.system[w] &= ~m
-                else:
-                    absent |= m
-            if w == hi >> 6:
-                break
-            w += 1
+                moved = popcount64(m)
+                absent = m & ~l.system[w]
+                l.system[w] &= ~m
+        else:
+            moved = take_pages(l.vram, l.system, l.mapped, lo, hi, &absent)
         if r.mapped:
             # The migration's notifier event; a second one where pages were made on the way.
             e.counters.unmaps += 1
