@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +133,9 @@ class Machine:
         InvalidArgumentError
             If there is no such preset; the message lists those there are.
         """
+        import tomllib
+        from importlib import resources
+
         known = preset_names()
         if name not in known:
             raise InvalidArgumentError(f"machine {name!r}: expected one of {', '.join(known)}")
@@ -153,6 +154,8 @@ class Machine:
             If the file cannot be read, is not TOML, lacks a key or has one that
             is not known; the message names the key and lists the known ones.
         """
+        import tomllib
+
         try:
             table = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -226,6 +229,8 @@ class Machine:
 
 def preset_names() -> list[str]:
     """Names of the machines that ship with the package."""
+    from importlib import resources
+
     folder = resources.files("svmcore") / "data" / "machines"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 

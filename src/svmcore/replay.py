@@ -5,21 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ._faults import REASONS
 from ._replay import OUTCOME, replay_chunk
+from ._tally import first_stranger, tally
 from .engine import Space
 from .errors import InvalidArgumentError, error_from_errno
 from .policies.base import Policy
-from .records import RECORD, UNKNOWN, Kind, processor_code, processor_name
-from .result import BOUND_NOTE, BUFFER, Result
-from .traces import Mapping, Trace, open_trace
-from .traces.base import Spans
+from .records import RECORD, Kind, processor_code, processor_name
+from .result import BOUND_NOTE, BUFFER, Profile, Result
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+
+if TYPE_CHECKING:
+    from .traces import Mapping, Trace
 
 __all__ = ["replay"]
 
@@ -36,6 +38,7 @@ def replay(
     strict: bool = False,
     outcomes: bool = False,
     chunk: int = CHUNK,
+    profile: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Result:
     """Replay a trace into a space.
@@ -62,6 +65,8 @@ def replay(
         Keep what each record did (40 bytes a record).
     chunk : int
         Records handed to the compiled loop at once; the result does not depend on it.
+    profile : bool
+        Tell the real time of each stage in ``result.profile``.
     progress : callable, optional
         Called with the records done so far, once a chunk.
 
@@ -96,19 +101,39 @@ def replay(
     """
     if chunk < 1:
         raise InvalidArgumentError(f"chunk of {chunk} records: expected at least 1")
-    started = time.perf_counter()
+    now = time.perf_counter
+    spent = Profile()
+    started = now()
     source = _open(trace)
     code = processor_code_of(by, space)
+    opened = now()
     mappings = source.mappings()
+    found = now()
     # Objects may have mapped memory already: only what is missing is added.
     for first, last in _page_spans(mappings):
         _map_missing(space, first, last)
-    run = _Run(space, source, mappings, code, raw_faults, strict, keep=outcomes)
+    mapped = now()
+    run = _Run(space, source, mappings, code, raw_faults, strict, spent, keep=outcomes)
+    # The kind is found by the pass for mappings, or by one of its own.
+    begun = now()
+    spent.first_pass_s = found - opened + begun - mapped
+    spent.mapping_s = mapped - found
     for records in source.chunks(chunk):
+        spent.reading_s += now() - begun
         run.add(records)
         if progress is not None:
             progress(run.done)
-    return run.result(by, raw_faults, time.perf_counter() - started)
+        begun = now()
+    ended = now()
+    spent.reading_s += ended - begun
+    result = run.result(by, raw_faults)
+    done = now()
+    spent.report_s = done - ended
+    result.wall_s = spent.wall_s = done - started
+    result.engine_s, spent.records = spent.engine_s, run.done
+    if profile:
+        result.profile = spent
+    return result
 
 
 def processor_code_of(name: str, space: Space) -> int:
@@ -134,10 +159,12 @@ class _Run:
         by: int,
         raw: bool,
         strict: bool,
+        spent: Profile,
         *,
         keep: bool,
     ) -> None:
         self.space, self.source, self.strict = space, source, strict
+        self.spent = spent
         self.order = sorted(mappings, key=lambda m: m.start)
         self.starts = np.array([m.start for m in self.order], "<u8")
         self.buffers = np.zeros(len(self.order), BUFFER)
@@ -151,12 +178,13 @@ class _Run:
         self.before = space.counters()
         self.before_by = space.counters_by_processor()
         self.done = 0
-        self.engine_s = 0.0
+        self.out = np.empty(0, OUTCOME)
         self.reasons: dict[str, int] = {}
         self.first_error: dict[str, Any] | None = None
         self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
 
     def add(self, records: npt.NDArray[np.void]) -> None:
+        started = time.perf_counter()
         if not self.timed:
             # The first touch sets the clock: batch marks and mappings may carry no time.
             touches = records["kind"] <= Kind.FAULT
@@ -168,7 +196,7 @@ class _Run:
             # The space is ahead of the trace's clock: its records are as far apart all the same.
             records = records.copy()
             records["t_ns"] += np.uint64(-self.t0)
-        out = np.empty(len(records), OUTCOME)
+        out = self._room(len(records))
         began = time.perf_counter()
         replay_chunk(
             self.space.process,
@@ -179,53 +207,33 @@ class _Run:
             by_arrival=self.by_arrival,
             t0=max(0, self.t0),
         )
-        self.engine_s += time.perf_counter() - began
-        self._count(records, out)
+        ended = time.perf_counter()
+        self.spent.engine_s += ended - began
+        fatal = tally(records, out, self.starts, self.buffers)
+        if fatal:
+            self._count_errors(records, out, np.flatnonzero(out["code"]))
         if self.kept is not None:
             self.kept.append(out)
         self.done += len(records)
+        self.spent.counting_s += time.perf_counter() - ended + began - started
+
+    def _room(self, n: int) -> npt.NDArray[np.void]:
+        """Room for the outcomes of *n* records; the same memory again where none are kept."""
+        if self.kept is not None:
+            return np.empty(n, OUTCOME)
+        if len(self.out) < n:
+            self.out = np.empty(n, OUTCOME)
+        return self.out[:n]
 
     def _check_processors(self, records: npt.NDArray[np.void]) -> None:
         known = len(self.space.machine.gpus)
-        proc = records["proc"]
-        bad = (records["kind"] <= Kind.FAULT) & (proc > known) & (proc != UNKNOWN)
-        if bad.any():
-            at = int(np.argmax(bad))
+        at = first_stranger(records, known)
+        if at >= 0:
             names = ", ".join(processor_name(i) for i in range(1 + known))
             raise InvalidArgumentError(
                 f"{self.source.path}: record {self.done + at}: processor "
-                f"{processor_name(int(proc[at]))}, expected one of {names}"
+                f"{processor_name(int(records['proc'][at]))}, expected one of {names}"
             )
-
-    def _count(self, records: npt.NDArray[np.void], out: npt.NDArray[np.void]) -> None:
-        fatal = out["code"] != 0
-        if fatal.any():
-            self._count_errors(records, out, np.flatnonzero(fatal))
-        if not len(self.starts):
-            return
-        touches = records["kind"] <= Kind.FAULT
-        addr = records["addr"][touches]
-        size = records["size"][touches]
-        last = (addr + np.maximum(size, np.uint64(1)) - np.uint64(1)) >> np.uint64(PAGE_SHIFT)
-        pages = last - (addr >> np.uint64(PAGE_SHIFT)) + np.uint64(1)
-        # A touch outside every mapping counts with none: it is an error above.
-        index = np.searchsorted(self.starts, addr, "right").astype(np.int64) - 1
-        inside = index >= 0
-        at = index[inside]
-        inside[inside] = addr[inside] - self.starts[at] < self.buffers["size"][at]
-        index = index[inside]
-        done = out[touches][inside]
-        n = len(self.buffers)
-        self.buffers["records"] += np.bincount(index, minlength=n).astype("<u8")
-        for key, values in (
-            ("pages", pages[inside]),
-            ("faults", done["faults"]),
-            ("moved_pages", done["moved"]),
-            ("remote_pages", done["remote"]),
-            ("errors", done["code"] != 0),
-        ):
-            # Float sums are exact below 2**53 pages.
-            self.buffers[key] += np.bincount(index, values, n).astype("<u8")
 
     def _count_errors(
         self, records: npt.NDArray[np.void], out: npt.NDArray[np.void], at: npt.NDArray[np.intp]
@@ -248,7 +256,7 @@ class _Run:
                     what = f"record {self.done + int(number)}, address {addr:#x}: {reason}"
                     raise error_from_errno(int(row["code"]), what)
 
-    def result(self, by: str, raw: bool, wall_s: float) -> Result:
+    def result(self, by: str, raw: bool) -> Result:
         policy: Policy = self.space.policy
         assumed = self.space.machine.costs.assumed
         notes = ["times are modelled"]
@@ -278,8 +286,6 @@ class _Run:
             reasons=self.reasons,
             first_error=self.first_error,
             time_ns=self.space.now_ns - self.start_ns,
-            wall_s=wall_s,
-            engine_s=self.engine_s,
             notes=notes,
             outcomes=kept,
         )
@@ -323,9 +329,11 @@ class _Array:
     def digest(self) -> str:
         import hashlib
 
-        return hashlib.blake2b(self.records.tobytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.records.view("u1").data, digest_size=16).hexdigest()
 
     def mappings(self) -> list[Mapping]:
+        from .traces.base import Mapping, Spans
+
         maps = self.records[self.records["kind"] == Kind.MAP]
         if len(maps):
             return [
@@ -344,11 +352,12 @@ class _Array:
 
 
 def _open(trace: Trace | str | PathLike[str] | npt.NDArray[np.void]) -> Trace | _Array:
-    if isinstance(trace, Trace):
-        return trace
     if isinstance(trace, np.ndarray):
         return _Array(trace)
-    return open_trace(trace)
+    # Readers are loaded where a file is read.
+    from .traces import Trace, open_trace
+
+    return trace if isinstance(trace, Trace) else open_trace(trace)
 
 
 def _page_spans(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from ._faults import REASONS
 from .errors import NotSupportedError, error_from_errno
 
-__all__ = ["BOUND_NOTE", "BUFFER", "Result"]
+__all__ = ["BOUND_NOTE", "BUFFER", "Profile", "Result"]
 
 #: One row of :attr:`Result.buffers`.
 BUFFER = np.dtype(
@@ -33,6 +32,63 @@ BOUND_NOTE = (
     "a fault trace holds only what faulted under the recorded policy: "
     "figures under another policy are a bound, not the truth"
 )
+
+
+@dataclass
+class Profile:
+    """Where the real time of a replay went, in seconds by stage.
+
+    Attributes
+    ----------
+    first_pass_s : float
+        The pass that finds mappings and kind, where one was needed.
+    mapping_s : float
+        Mapping them into the space.
+    reading_s : float
+        Reading, decoding and checking the records that are replayed.
+    engine_s : float
+        The compiled loop.
+    counting_s : float
+        Checking processors, and adding outcomes to the tables.
+    report_s : float
+        Making the result and, on the command line, the report.
+    wall_s : float
+        All of it; what the stages leave is other work between them.
+    records : int
+        Records replayed.
+    """
+
+    first_pass_s: float = 0.0
+    mapping_s: float = 0.0
+    reading_s: float = 0.0
+    engine_s: float = 0.0
+    counting_s: float = 0.0
+    report_s: float = 0.0
+    wall_s: float = 0.0
+    records: int = 0
+
+    def stages(self) -> list[tuple[str, float]]:
+        """Name and seconds of each stage in their order; the last one is ``other``."""
+        named = [
+            (name, float(getattr(self, f"{name}_s")))
+            for name in ("first_pass", "mapping", "reading", "engine", "counting", "report")
+        ]
+        return [*named, ("other", max(0.0, self.wall_s - sum(s for _, s in named)))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: ``wall_s``, ``records``, and for each stage seconds, share, records/s."""
+        return {
+            "wall_s": round(self.wall_s, 6),
+            "records": self.records,
+            "stages": {
+                name: {
+                    "s": round(seconds, 6),
+                    "share": round(seconds / self.wall_s, 4) if self.wall_s else 0.0,
+                    "records_per_s": round(self.records / seconds, 1) if seconds else None,
+                }
+                for name, seconds in self.stages()
+            },
+        }
 
 
 @dataclass
@@ -66,6 +122,8 @@ class Result:
         What a reader of the figures must know: bounds, assumed constants.
     outcomes : ndarray, shape (records,), dtype OUTCOME, or None
         What each record did, where the caller asked for it.
+    profile : Profile or None
+        Seconds of each stage, where the caller asked for them.
     """
 
     trace: dict[str, Any]
@@ -83,6 +141,7 @@ class Result:
     engine_s: float = 0.0
     notes: list[str] = field(default_factory=list)
     outcomes: npt.NDArray[np.void] | None = None
+    profile: Profile | None = None
 
     @property
     def records_per_s(self) -> float:
@@ -119,10 +178,14 @@ class Result:
                 {"name": name, **{key: int(row[key]) for key in fields}}
                 for name, row in zip(self.names, self.buffers, strict=True)
             ]
+        if self.profile is not None:
+            table["profile"] = self.profile.to_dict()
         return table
 
     def to_json(self) -> str:
         """One JSON object, one line."""
+        import json
+
         return json.dumps(self.to_dict())
 
     def explain(self, record: int) -> str:

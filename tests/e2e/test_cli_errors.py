@@ -15,7 +15,7 @@ from svmcore import cli
 from svmcore.cli import common
 
 FULL = Path("/dev/full")
-LISTED = "access-list, csv, kfd-smi, npy, uvm-log, workload-csv"
+LISTED = "access-list, arrow, csv, kfd-smi, npy, parquet, uvm-log, workload-csv"
 
 
 def refused(*args, cwd=None):

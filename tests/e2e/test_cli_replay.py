@@ -7,31 +7,8 @@ import sys
 import pytest
 
 from e2e.cli_run import LOG, environment, python, svm, three_buffers_log
+from json_keys import KEYS
 
-KEYS = {
-    "trace",
-    "policy",
-    "machine",
-    "settings",
-    "faults",
-    "duplicate_faults",
-    "faults_by_processor",
-    "migrations",
-    "migration_attempts",
-    "migrated_pages",
-    "migrated_bytes",
-    "bytes_to_device",
-    "bytes_to_host",
-    "evictions",
-    "evicted_bytes",
-    "duplicated_bytes",
-    "remote_accesses",
-    "errors",
-    "time_ns",
-    "wall_s",
-    "engine_s",
-    "records_per_s",
-}
 WALL = {"wall_s", "engine_s", "records_per_s"}
 MIGRATIONS = {0: 96, 2: 24, 4: 6, 5: 3, 9: 3}
 
@@ -140,6 +117,58 @@ def test_raw_faults_are_delivered_once():
     table = replayed(LOG, "--raw-faults", "--set", "granularity=0")
     assert table["settings"]["raw_faults"] is True
     assert table["migrations"] == 96
+
+
+STAGES = ["first_pass", "mapping", "reading", "engine", "counting", "report", "other"]
+
+
+def test_profile_is_an_object_of_json():
+    table = replayed("demo", "--profile")
+    profile = table["profile"]
+    assert list(profile["stages"]) == STAGES
+    assert profile["records"] == table["trace"]["records"] == 14_163
+    assert sum(stage["share"] for stage in profile["stages"].values()) == pytest.approx(1, abs=0.01)
+    total = sum(stage["s"] for stage in profile["stages"].values())
+    assert total == pytest.approx(profile["wall_s"], abs=1e-4)
+    assert profile["stages"]["engine"]["s"] == table["engine_s"] > 0
+    assert "profile" not in replayed("demo")
+
+
+def test_profile_is_told_on_stderr():
+    out, err = svm("replay", "demo", "--profile")
+    plain = svm("replay", "demo")[0]
+    assert [line for line in out.splitlines() if not line.startswith("speed")] == [
+        line for line in plain.splitlines() if not line.startswith("speed")
+    ]
+    lines = err.splitlines()
+    assert lines[0].split() == ["stage", "seconds", "share", "records/s"]
+    assert len(lines) == 1 + len(STAGES) + 1
+    assert any(line.startswith("compiled loop ") for line in lines)
+    assert lines[-1].split()[0] == "all"
+    assert "100.0%" in lines[-1]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])
+def test_columns_replay_as_their_source(tmp_path, suffix):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / f"demo.{suffix}"
+    svm("convert", "demo", path)
+    one, other = replayed("demo"), replayed(path)
+    assert other["trace"]["format"] == {"feather": "arrow"}.get(suffix, suffix)
+    for key in ("faults", "migrations", "migrated_bytes", "time_ns", "pages_touched"):
+        assert one[key] == other[key]
+    table = json.loads(svm("inspect", path, "--json")[0])
+    assert table["mappings"]["count"] == 17
+    assert table["lines"]["read"] == table["records"] == 17 + 14_163
+
+
+def test_columns_that_do_not_fit_are_one_line(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"addr": [1.5], "size": [1]}), path)
+    _, err = svm("replay", path, status=2)
+    assert err == f"svmcore: {path}: columns: addr: type double: expected integers\n"
 
 
 def test_given_ranges_replace_those_of_the_trace():

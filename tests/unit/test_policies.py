@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from importlib import metadata
 
 import pytest
 
@@ -183,7 +184,7 @@ def test_entry_points_are_found(registry, monkeypatch):
 
             return Foreign
 
-    monkeypatch.setattr(base.metadata, "entry_points", lambda group: [Entry] if group else [])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [Entry] if group else [])
     assert make_policy("from-a-package(depth=5)").depth == 5
     assert "from-a-package" in policy_names()
 

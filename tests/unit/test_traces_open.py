@@ -19,6 +19,7 @@ from svmcore.traces import Mapping, formats, map_records, open_trace, write_reco
 from svmcore.traces.base import Spans, disjoint
 from svmcore.traces.opening import LINE_LIMIT
 
+pytest.importorskip("pyarrow")
 DATA = Path(__file__).parents[1] / "data" / "traces"
 SAMPLES = {
     "kfd_new.txt": ("kfd-smi", "fault"),
@@ -32,7 +33,10 @@ SAMPLES = {
     "touches.txt": ("access-list", "access"),
     "records.csv": ("csv", "fault"),
     "records.npy": ("npy", "fault"),
+    "records.parquet": ("parquet", "fault"),
+    "records.arrow": ("arrow", "fault"),
 }
+BINARY = (".npy", ".parquet", ".arrow", ".bin")
 
 
 def records_of(trace, n=65536):
@@ -59,7 +63,7 @@ def test_lines_add_up(name):
     trace = open_trace(DATA / name)
     s = trace.summary
     assert s.read + s.repaired + s.refused + s.unknown + s.metadata + s.comments == s.lines
-    if trace.format != "npy":
+    if not name.endswith(BINARY[:3]):
         assert s.lines == (DATA / name).read_bytes().count(b"\n")
     assert s.bytes == trace.nbytes == (DATA / name).stat().st_size
     assert s.records == len(records_of(trace)) == sum(s.kinds.values())
@@ -277,7 +281,7 @@ def test_huge_line_is_refused(tmp_path, form, newline):
 
 
 def test_unknown_format_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="access-list, csv, kfd-smi"):
+    with pytest.raises(InvalidArgumentError, match="access-list, arrow, csv, kfd-smi"):
         open_trace(DATA / "touches.txt", format="excel")
 
 
@@ -396,7 +400,7 @@ def test_last_line_without_newline(tmp_path):
 def test_windows_newlines_and_byte_order_mark(tmp_path):
     path = tmp_path / "t"
     for name in SAMPLES:
-        if name.endswith((".npy", ".bin")):
+        if name.endswith(BINARY):
             continue
         text = (DATA / name).read_bytes()
         path.write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))

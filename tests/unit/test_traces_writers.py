@@ -12,6 +12,7 @@ from svmcore.records import CPU, RECORD, UNKNOWN, Access, Kind
 from svmcore.traces import WRITERS, formats, open_trace, write_records
 from svmcore.traces.kfd_smi import MigrateValue
 
+pytest.importorskip("pyarrow")
 DATA = Path(__file__).parents[1] / "data" / "traces"
 NONE, U = Access.UNKNOWN, UNKNOWN
 WORD = st.integers(0, (1 << 64) - 1)
@@ -44,7 +45,7 @@ def test_what_is_written_can_be_read():
     assert set(WRITERS) <= set(formats())
 
 
-@pytest.mark.parametrize("form", ["npy", "csv"])
+@pytest.mark.parametrize("form", ["npy", "csv", "parquet", "arrow"])
 @given(rows=st.lists(records(), max_size=20), cut=st.integers(0, 20))
 def test_every_record_survives(tmp_path_factory, form, rows, cut):
     path = tmp_path_factory.mktemp("w") / "t"
@@ -219,7 +220,7 @@ def test_unwritable_places_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
-        ({"format": "parquet"}, "npy, csv, access-list, kfd-smi"),
+        ({"format": "excel"}, "npy, csv, access-list, kfd-smi, parquet, arrow"),
         ({"pid": -1}, "pid"),
         ({"gpu_ids": [0]}, "gpu_ids"),
         ({"gpu_ids": [7, 7]}, "gpu_ids"),

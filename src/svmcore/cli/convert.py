@@ -18,7 +18,13 @@ from .common import emit_json, format_option, json_option, opened, printable, sh
 
 __all__ = ["convert"]
 
-_BY_SUFFIX = {".npy": "npy", ".csv": "csv"}
+_BY_SUFFIX = {
+    ".npy": "npy",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
 _PACKED = (".gz", ".xz", ".zst")
 
 
@@ -29,7 +35,7 @@ _PACKED = (".gz", ".xz", ".zst")
     "to",
     "--to",
     metavar="FORMAT",
-    help=f"One of {', '.join(WRITERS)}. [default: by the name of DST, .npy or .csv]",
+    help=f"One of {', '.join(WRITERS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
 )
 @format_option("--from")
 @click.option("--force", is_flag=True, help="Replace DST where it is there.")
@@ -86,7 +92,8 @@ def _target(dst: str, to: str | None) -> str:
     target = to or _BY_SUFFIX.get(suffix)
     if target is None:
         raise InvalidArgumentError(
-            f"{dst}: expected --to {'|'.join(WRITERS)}, or a name that ends in .npy or .csv"
+            f"{dst}: expected --to {'|'.join(WRITERS)}, or a name that ends in "
+            f"{', '.join(_BY_SUFFIX)}"
         )
     if target not in WRITERS:
         raise InvalidArgumentError(f"--to {target}: expected one of {', '.join(WRITERS)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ..machine import Machine
 from ..policies.base import Policy, make_policy
 from ..replay import CHUNK, processor_code_of
 from ..replay import replay as run_replay
-from ..report.text import replay_report
+from ..report.text import profile_report, replay_report
 from ..result import Result
 from ..traces import Trace
 from ..units import format_size
@@ -125,6 +127,11 @@ def space_of(machine: Machine, policy: Policy) -> Space:
     type=click.Path(path_type=Path),
     help="Write result.json, buffers.csv and config.json into this folder.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Tell the real time of each stage: on stderr, or as the object profile of --json.",
+)
 @json_option
 def replay(
     trace: str,
@@ -138,6 +145,7 @@ def replay(
     ranges: list[tuple[int, int, str]],
     chunk: int,
     out: Path | None,
+    profile: bool,
     as_json: bool,
 ) -> None:
     """Replay TRACE, a file or the word demo, and tell faults, migrations and bytes."""
@@ -154,7 +162,13 @@ def replay(
     with opened(trace, form, ranges, doing=doing) as source:
         try:
             result = run_replay(
-                source, space, by=by, raw_faults=raw_faults, strict=strict, chunk=chunk
+                source,
+                space,
+                by=by,
+                raw_faults=raw_faults,
+                strict=strict,
+                chunk=chunk,
+                profile=profile,
             )
         except TraceError:
             raise
@@ -162,6 +176,7 @@ def replay(
             where = "" if str(error).startswith(source.path) else f"{trace}: "
             wanted = "" if "expected" in str(error) else ": expected every record to be served"
             raise InvalidArgumentError(f"{where}{error}{wanted}") from error
+    began = time.perf_counter()
     result.trace["path"] = trace
     result.notes += _told(source)
     table = _full(result, source)
@@ -179,12 +194,21 @@ def replay(
             "ranges": [list(item) for item in ranges],
         }
         write_folder(out, table, config, result)
+    if not as_json:
+        mapped = _mapped(source, bool(ranges))
+        show(replay_report(result, node, sure=source.confidence, mapped=mapped))
+        if out is not None:
+            show([f"wrote {printable(str(out))}: result.json, buffers.csv, config.json"])
+    if result.profile is not None:
+        spent = time.perf_counter() - began
+        result.profile.report_s += spent
+        result.profile.wall_s += spent
+        if as_json:
+            table["profile"] = result.profile.to_dict()
+        else:
+            print("\n".join(profile_report(result.profile)), file=sys.stderr)
     if as_json:
         emit_json(table)
-        return
-    show(replay_report(result, node, sure=source.confidence, mapped=_mapped(source, bool(ranges))))
-    if out is not None:
-        show([f"wrote {printable(str(out))}: result.json, buffers.csv, config.json"])
 
 
 def _told(source: Trace) -> list[str]:

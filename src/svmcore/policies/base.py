@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import pkgutil
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
@@ -109,6 +107,9 @@ def register(name: str) -> Callable[[_P], _P]:
 
 def _discover() -> None:
     """Import every policy file of this folder, then those of other packages."""
+    import pkgutil
+    from importlib import metadata
+
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..machine import Machine
-from ..result import Result
+from ..result import Profile, Result
 from ..units import PAGE_SIZE, format_size
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "inspection",
     "meaning",
     "printable",
+    "profile_report",
     "replay_report",
     "settings_text",
 ]
@@ -91,6 +92,38 @@ def replay_report(
         parts += ["", *_buffer_tables(result)]
     parts += ["", *_aligned(_times(result))]
     return parts + [f"note: {printable(note)}" for note in result.notes]
+
+
+_STAGES = {
+    "first_pass": "first pass, for mappings and kind",
+    "mapping": "mapping into the space",
+    "reading": "reading and decoding",
+    "engine": "compiled loop",
+    "counting": "counting into tables",
+    "report": "report",
+    "other": "other",
+}
+
+
+def profile_report(profile: Profile) -> list[str]:
+    """Where the real time of a replay went, a line a stage.
+
+    Parameters
+    ----------
+    profile : Profile
+
+    Returns
+    -------
+    list of str
+    """
+    width = max(map(len, _STAGES.values()))
+    lines = [f"{'stage':<{width}}  {'seconds':>10}  {'share':>6}  {'records/s':>14}"]
+    for name, seconds in [*profile.stages(), ("all", profile.wall_s)]:
+        share = seconds / profile.wall_s if profile.wall_s else 0.0
+        speed = f"{profile.records / seconds:,.0f}" if seconds else "-"
+        title = _STAGES.get(name, name)
+        lines.append(f"{title:<{width}}  {seconds:>10.4f}  {share:>6.1%}  {speed:>14}")
+    return lines
 
 
 def _head(result: Result, machine: Machine, sure: float, mapped: str) -> list[str]:

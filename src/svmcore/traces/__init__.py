@@ -5,13 +5,21 @@
 
 >>> from svmcore.traces import formats
 >>> sorted(formats())
-['access-list', 'csv', 'kfd-smi', 'npy', 'uvm-log', 'workload-csv']
+['access-list', 'arrow', 'csv', 'kfd-smi', 'npy', 'parquet', 'uvm-log', 'workload-csv']
 """
 
 from __future__ import annotations
 
 # Importing a reader registers it.
-from . import access_list, kfd_smi, records_csv, records_npy, uvm_log, workload_csv
+from . import (
+    access_list,
+    kfd_smi,
+    records_arrow,
+    records_csv,
+    records_npy,
+    uvm_log,
+    workload_csv,
+)
 from .base import Mapping, Summary, Trace, TraceKind, formats, map_records, open_trace
 from .writers import WRITERS, Written, write_records
 
@@ -27,6 +35,7 @@ __all__ = [
     "kfd_smi",
     "map_records",
     "open_trace",
+    "records_arrow",
     "records_csv",
     "records_npy",
     "uvm_log",

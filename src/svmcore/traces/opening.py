@@ -9,12 +9,14 @@ signal, a read one ends with an error that names the place.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import importlib
 import io
 import lzma
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from errno import errorcode
@@ -23,7 +25,16 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from ..errors import TraceError
 
-__all__ = ["BLOCK_BYTES", "LINE_LIMIT", "Block", "Source", "file_size", "line_blocks", "os_failure"]
+__all__ = [
+    "BLOCK_BYTES",
+    "LINE_LIMIT",
+    "Block",
+    "RandomAccess",
+    "Source",
+    "file_size",
+    "line_blocks",
+    "os_failure",
+]
 
 #: Bytes of decompressed text that a reader holds at a time. Larger values cost
 #: memory, smaller ones cost time a line; results do not depend on it.
@@ -97,6 +108,7 @@ class _Raw(io.RawIOBase):
         self.size = size
         self.position = 0
         self.digest = hashlib.blake2b(digest_size=16)
+        self.lock = threading.Lock()
         self.file = io.FileIO(path)
 
     def readable(self) -> bool:
@@ -106,7 +118,8 @@ class _Raw(io.RawIOBase):
         view = memoryview(buffer)[: self.size - self.position]
         if not view:
             return 0
-        got = self.file.readinto(view)
+        with self.lock:
+            got = self.file.readinto(view)
         if not got:
             raise TraceError(
                 self.path,
@@ -117,9 +130,90 @@ class _Raw(io.RawIOBase):
         self.position += got
         return got
 
+    def at(self, position: int, size: int) -> bytes:
+        """*size* bytes at *position*, which do not count as passed."""
+        with self.lock:
+            self.file.seek(position)
+            try:
+                parts: list[bytes] = []
+                while size:
+                    part = self.file.read(size)
+                    if not part:
+                        raise TraceError(
+                            self.path,
+                            f"byte {position}",
+                            f"the file shrank while it was read: expected {self.size} bytes",
+                        )
+                    parts.append(part)
+                    position += len(part)
+                    size -= len(part)
+            finally:
+                self.file.seek(self.position)
+        return b"".join(parts)
+
     def close(self) -> None:
         self.file.close()
         super().close()
+
+
+class RandomAccess(io.RawIOBase):
+    """The content of a trace file as a file that can be sought in, of a fixed size.
+
+    Made by :meth:`Source.random`. A failure is kept in ``failure``, for libraries
+    that put their own words in its place.
+    """
+
+    def __init__(self, path: str, size: int, at: Callable[[int, int], bytes]) -> None:
+        self.path = path
+        self.size = size
+        self.failure: TraceError | None = None
+        self._at = at
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Position in the content."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a position and give it; behind the end there is nothing to read."""
+        base = (0, self._position, self.size)[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """The next *size* bytes, fewer only at the end.
+
+        Raises
+        ------
+        TraceError
+            If the file shrank or cannot be read.
+        """
+        left = max(0, self.size - self._position)
+        size = left if size < 0 else min(size, left)
+        try:
+            data = self._at(self._position, size)
+        except TraceError as error:
+            self.failure = error
+            raise
+        except OSError as error:
+            self.failure = os_failure(self.path, f"byte {self._position}", error, "readable bytes")
+            raise self.failure from error
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """As :meth:`read`, into *buffer*."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class Source:
@@ -217,11 +311,41 @@ class Source:
         TraceError
             If the file shrank, cannot be read or cannot be decompressed.
         """
-        try:
+        with self._guarded():
             data: bytes = self._stream.read(size)
             if len(data) < size:
-                while self._buffer.read(_RAW_BYTES):  # bytes after the compressed stream
-                    pass
+                self._finish()
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill *buffer*, contiguous bytes, from the content; how many there were, fewer at the end.
+
+        Raises
+        ------
+        TraceError
+            As :meth:`read`.
+        """
+        view = memoryview(buffer)
+        got = 0
+        with self._guarded():
+            while got < len(view):
+                more = self._stream.readinto(view[got:])
+                if not more:
+                    self._finish()
+                    break
+                got += more
+        return got
+
+    def _finish(self) -> None:
+        """Read the bytes after a compressed stream, for the digest."""
+        while self._buffer.read(_RAW_BYTES):
+            pass
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Errors of the file and of its compression as trace errors; tells the progress."""
+        try:
+            yield
         except self._damage as error:
             raise TraceError(
                 self.path,
@@ -232,7 +356,38 @@ class Source:
             raise os_failure(self.path, f"byte {self.position}", error, "readable bytes") from error
         if self._progress is not None:
             self._progress(self.position)
-        return data
+
+    @contextlib.contextmanager
+    def random(self) -> Iterator[RandomAccess]:
+        """The content for readers that seek; from the beginning of a pass.
+
+        Compressed content is laid into a temporary file. What is read here does
+        not count as passed: :meth:`pass_to` brings the digest along.
+        """
+        if self._stream is self._buffer:
+            yield RandomAccess(self.path, self._raw.size, self._raw.at)
+            return
+        import tempfile
+
+        try:
+            with tempfile.TemporaryFile() as spool:
+                while data := self.read(BLOCK_BYTES):
+                    spool.write(data)
+                size = spool.tell()
+
+                def at(position: int, count: int) -> bytes:
+                    spool.seek(position)
+                    return spool.read(count)
+
+                yield RandomAccess(self.path, size, at)
+        except OSError as error:
+            raise os_failure(self.path, "", error, "room for the decompressed content") from error
+
+    def pass_to(self, position: int) -> None:
+        """Let the raw bytes before *position* go through the digest."""
+        with self._guarded():
+            while self.position < position and self._buffer.read(_RAW_BYTES):
+                pass
 
     def hexdigest(self) -> str:
         """blake2b-128 of the raw bytes read so far, in hex."""

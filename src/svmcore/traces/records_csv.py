@@ -12,7 +12,7 @@ from .base import Records, Summary, TextTrace, check_records, register, shown, t
 from .opening import Block
 from .records_npy import RecordsTrace
 
-__all__ = ["ACCESS_NAMES", "FIELDS", "KIND_NAMES", "PROCESSOR_NAMES", "CsvTrace"]
+__all__ = ["ACCESS_NAMES", "CODES", "FIELDS", "KIND_NAMES", "PROCESSOR_NAMES", "CsvTrace"]
 
 #: RECORD's fields in order, the columns as we write them.
 FIELDS: tuple[str, ...] = RECORD.names or ()
@@ -24,7 +24,7 @@ PROCESSOR_NAMES: dict[int, str] = {code: processor_name(code) for code in (*rang
 _CODED = {"kind": KIND_NAMES, "proc": PROCESSOR_NAMES, "access": ACCESS_NAMES}
 _CODED["peer"] = _CODED["proc"]
 #: Bytes of a coded field to its code: the word, or the number.
-_CODES: dict[str, dict[bytes, int]] = {
+CODES: dict[str, dict[bytes, int]] = {
     field: {text.encode(): code for code, word in names.items() for text in (word, str(code))}
     for field, names in _CODED.items()
 }
@@ -83,8 +83,8 @@ class _Parser:
         rows, numbers = table_rows(block, self.pattern, self.path, self.summary, ",".join(columns))
         out = np.zeros(len(rows), RECORD)
         for field, texts in zip(columns, zip(*rows, strict=True), strict=False):
-            if field in _CODES:
-                codes = _CODES[field]
+            if field in CODES:
+                codes = CODES[field]
                 try:
                     out[field] = [codes[text] for text in texts]
                 except KeyError as error:

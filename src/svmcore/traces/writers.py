@@ -11,11 +11,11 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, NotSupportedError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind, processor_name
 from ..units import PAGE_MASK, PAGE_SHIFT
 from .base import Records, check_records
@@ -27,6 +27,8 @@ __all__ = ["WRITERS", "Written", "write_records"]
 
 #: Trigger of a migration that a TTM eviction caused, for EVICT records.
 _TTM_EVICTION = 3
+#: Rows of a Parquet row group and of an Arrow record batch.
+GROUP = 1 << 18
 
 
 class Written(NamedTuple):
@@ -104,6 +106,78 @@ def _write_npy(file: BinaryIO, arrays: Iterator[Records]) -> None:
     header(count)
     assert file.tell() == begin, "the header grew"
     file.seek(0, os.SEEK_END)
+
+
+def _arrow() -> Any:
+    """The package pyarrow."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise NotSupportedError(
+            "parquet and arrow files need pyarrow: install svmcore[arrow]"
+        ) from error
+    return pa
+
+
+def _codec(pa: Any, *names: str) -> str | None:
+    """The first of some compressions that pyarrow has."""
+    return next((name for name in names if pa.Codec.is_available(name)), None)
+
+
+def _batches(pa: Any, schema: Any, arrays: Iterator[Records]) -> Iterator[Any]:
+    """Record batches of GROUP rows, the last one shorter; an array of no rows gives none."""
+    held: list[Records] = []
+    waiting = 0
+
+    def batch(records: Records) -> Any:
+        # One strided copy a column.
+        columns = [pa.array(np.ascontiguousarray(records[name])) for name in schema.names]
+        return pa.record_batch(columns, schema=schema)
+
+    for array in arrays:
+        held.append(array)
+        waiting += len(array)
+        if waiting >= GROUP:
+            joined = np.concatenate(held)
+            whole = waiting - waiting % GROUP
+            for at in range(0, whole, GROUP):
+                yield batch(joined[at : at + GROUP])
+            held = [joined[whole:].copy()]
+            waiting -= whole
+    if waiting:
+        yield batch(np.concatenate(held))
+
+
+def _schema(pa: Any) -> Any:
+    return pa.schema(
+        [pa.field(name, pa.from_numpy_dtype(RECORD[name]), nullable=False) for name in FIELDS]
+    )
+
+
+def _write_parquet(file: BinaryIO, arrays: Iterator[Records]) -> None:
+    pa = _arrow()
+    schema = _schema(pa)
+    writer = pa.parquet.ParquetWriter(
+        file,
+        schema,
+        compression=_codec(pa, "zstd", "snappy") or "none",
+        # Times and addresses repeat too little for a dictionary.
+        use_dictionary=[name for name in FIELDS if name not in ("t_ns", "addr")],
+        write_page_checksum=True,
+    )
+    with writer:
+        for batch in _batches(pa, schema, arrays):
+            writer.write_batch(batch, row_group_size=GROUP)
+
+
+def _write_arrow(file: BinaryIO, arrays: Iterator[Records]) -> None:
+    pa = _arrow()
+    schema = _schema(pa)
+    options = pa.ipc.IpcWriteOptions(compression=_codec(pa, "zstd", "lz4"))
+    with pa.ipc.new_file(file, schema, options=options) as writer:
+        for batch in _batches(pa, schema, arrays):
+            writer.write_batch(batch)
 
 
 def _write_text(file: BinaryIO, arrays: Iterator[Records], form: _Lines) -> None:
@@ -204,6 +278,8 @@ WRITERS: dict[str, frozenset[Kind]] = {
     "csv": frozenset(Kind),
     "access-list": _TOUCHES,
     "kfd-smi": _SMI_KINDS,
+    "parquet": frozenset(Kind),
+    "arrow": frozenset(Kind),
 }
 
 
@@ -226,8 +302,9 @@ def write_records(
         The file.
     arrays : iterable of ndarray, shape (n,), dtype RECORD
         Chunks in order, for example ``trace.chunks()``.
-    format : {"npy", "csv", "access-list", "kfd-smi"}, default "npy"
-        ``npy`` and ``csv`` keep every field of every record. ``access-list``
+    format : {"npy", "csv", "access-list", "kfd-smi", "parquet", "arrow"}, default "npy"
+        ``npy``, ``csv``, ``parquet`` and ``arrow`` keep every field of every
+        record; the last two need the extra ``arrow``. ``access-list``
         keeps touches (ACCESS and FAULT) without their times; ATOMIC becomes
         ``w``. ``kfd-smi`` keeps the recorded kinds that the driver has a line
         for, in whole pages; a fault is one line of its first page, prefetch and
@@ -251,6 +328,8 @@ def write_records(
         is not a number of 32 bits.
     TraceError
         If a record is not valid, or the file cannot be written.
+    NotSupportedError
+        If the format needs pyarrow and it is not installed.
 
     Complexity
     ----------
@@ -272,6 +351,10 @@ def write_records(
                 _write_npy(file, told)
             case "csv":
                 _write_text(file, told, _Lines(",".join(FIELDS), _csv_lines))
+            case "parquet":
+                _write_parquet(file, told)
+            case "arrow":
+                _write_arrow(file, told)
             case "access-list":
                 _write_text(file, told, _Lines("", _access_list_lines))
             case _:
