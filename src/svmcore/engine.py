@@ -32,9 +32,9 @@ from .errors import (
 )
 from .machine import Machine
 from .policies._kfd import Node
-from .policies.base import Policy, make_policy, policy_from_dict
+from .policies.base import SWITCHES, Policy, make_policy, policy_from_dict
 from .policies.outcome import Outcome
-from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, pages_of
+from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, pages_of, whole
 
 __all__ = [
     "AccessResult",
@@ -63,6 +63,8 @@ class AccessResult(NamedTuple):
         Byte address of the page of a fatal end.
     ready_ns : int
         Modelled time when the touch was done.
+    moved_pages : int
+        4 KiB pages that moved on the way, in either direction.
     """
 
     code: str
@@ -72,6 +74,7 @@ class AccessResult(NamedTuple):
     remote_pages: int
     addr: int | None
     ready_ns: int
+    moved_pages: int
 
     @property
     def ok(self) -> bool:
@@ -239,7 +242,11 @@ class Space:
         self._processors = {"cpu": 0} | {f"gpu{i}": i + 1 for i in range(len(self.machine.gpus))}
 
     def __repr__(self) -> str:
-        return f"<Space of {len(self.process)} ranges, {self.policy}, on {self.machine.name}>"
+        now = "" if self.xnack == getattr(self.policy, "xnack", self.xnack) else ", switched"
+        return (
+            f"<Space of {len(self.process)} ranges, {self.policy}, "
+            f"xnack {'on' if self.xnack else 'off'}{now}, on {self.machine.name}>"
+        )
 
     # ---- clock -----------------------------------------------------------------------
 
@@ -383,12 +390,17 @@ class Space:
         ------
         KFD ``svm_range_set_attr``; cases ``kfd_d01`` to ``kfd_d19``.
         """
-        items = attrs.items() if isinstance(attrs, Mapping) else attrs
-        pairs = [self._attribute(name, value) for name, value in items]
+        pairs = self._attributes(attrs)
         self._check_span(addr, size)
         self.process.step(self._time(t_ns))
         ret = self.process.set_attr(addr, size, pairs)
         self.process.settle()
+        if ret == -Errno.EINVAL:
+            raise InvalidArgumentError(
+                f"set_attr {addr:#x} of {size:#x} bytes: EINVAL, expected attribute types 0 to 7 "
+                "and GPUs that support SVM; preferred location also cpu or undefined, prefetch "
+                "also cpu"
+            )
         self._raise(ret, f"set_attr {addr:#x} of {size:#x} bytes")
         return self.now_ns
 
@@ -463,6 +475,8 @@ class Space:
             "fine_grain": (Attribute.SET_FLAGS, Flag.COHERENT),
         }
         if advice in flags:
+            if location is not None or value is not None:
+                raise InvalidArgumentError(f"advice {advice}: expected no location and no value")
             return self.set_attr(addr, size, [flags[advice]], t_ns)
         if advice not in ATTRIBUTE_BY_WORD:
             known = ", ".join(sorted([*ATTRIBUTE_BY_WORD, *flags]))
@@ -473,9 +487,28 @@ class Space:
             raise InvalidArgumentError(f"advice {advice}: {needed} is missing")
         return self.set_attr(addr, size, [(advice, argument)], t_ns)
 
-    def set_xnack(self, on: bool) -> None:
-        """Switch retried faults on or off: ranges keep their bits (section 15c)."""
-        self.process.set_xnack(on)
+    @property
+    def xnack(self) -> bool:
+        """Whether GPU page faults are retried now (the policy says how the space began)."""
+        return bool(self.process.xnack)
+
+    def set_xnack(self, on: bool | str) -> None:
+        """Switch retried faults on or off: ranges keep their bits (section 15c).
+
+        Parameters
+        ----------
+        on : bool or str
+            True, False, ``"on"`` or ``"off"``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is none of these.
+        """
+        switch = SWITCHES.get(str(on).lower())
+        if switch is None:
+            raise InvalidArgumentError(f"xnack {on!r}: expected on or off")
+        self.process.set_xnack(switch)
 
     # ---- touches ---------------------------------------------------------------------
 
@@ -529,6 +562,7 @@ class Space:
             remote,
             page << PAGE_SHIFT if ret else None,
             process.now,
+            process.moved,
         )
 
     def fault(
@@ -779,6 +813,7 @@ class Space:
         now = self.now_ns
         if t_ns is None:
             return now
+        t_ns = whole("t_ns", t_ns)
         if t_ns < now:
             raise InvalidArgumentError(
                 f"t_ns {t_ns}: expected {now} or later, the clock never goes back"
@@ -786,6 +821,7 @@ class Space:
         return t_ns
 
     def _check_span(self, addr: int, size: int) -> None:
+        addr, size = whole("addr", addr), whole("size", size)
         if addr < 0 or size <= 0 or (addr | size) & PAGE_MASK:
             raise InvalidArgumentError(
                 f"addr {addr:#x}, size {size:#x}: expected multiples of {PAGE_SIZE} bytes, "
@@ -802,6 +838,19 @@ class Space:
         number = self._processors.get(name)
         return _gpu_index(name, self.machine) + 1 if number is None else number
 
+    def _attributes(
+        self, attrs: Mapping[str, Any] | Iterable[tuple[str | int, Any]]
+    ) -> list[tuple[int, int]]:
+        items = attrs.items() if isinstance(attrs, Mapping) else attrs
+        try:
+            return [self._attribute(name, value) for name, value in items]
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InvalidArgumentError):
+                raise
+            raise InvalidArgumentError(
+                f"attributes {attrs!r:.80}: expected {{name: value}} or pairs (name, value)"
+            ) from error
+
     def _attribute(self, name: str | int, value: Any) -> tuple[int, int]:
         if isinstance(name, str):
             known = ATTRIBUTE_BY_WORD.get(name)
@@ -811,14 +860,21 @@ class Space:
                 words = ", ".join([*Attribute.__members__, *ATTRIBUTE_BY_WORD])
                 raise InvalidArgumentError(f"attribute {name!r}: expected one of {words}")
             name = known
-        if isinstance(value, str):
+        if isinstance(value, str) and name in (Attribute.SET_FLAGS, Attribute.CLR_FLAGS):
+            flags = [word.strip() for word in value.split("|")]
+            if not all(word in Flag.__members__ for word in flags):
+                raise InvalidArgumentError(
+                    f"flags {value!r}: expected {', '.join(Flag.__members__)}, joined by |"
+                )
+            value = sum({Flag[word] for word in flags})
+        elif isinstance(value, str) and name != Attribute.GRANULARITY:
             if value == "undefined":
                 value = LOCATION_UNDEFINED
             elif value == "cpu":
                 value = LOCATION_SYSTEM
             else:
                 value = self.machine.gpus[_gpu_index(value, self.machine)].id
-        value = int(value)
+        value = whole(f"attribute {name}:", value)
         if not 0 <= name < 1 << 32 or not 0 <= value < 1 << 32:
             raise InvalidArgumentError(
                 f"attribute {name} = {value}: expected numbers of 0 to 0xffffffff"
@@ -955,7 +1011,8 @@ class Space:
 def _difference(name: str, saved: Any, given: Any) -> str:
     """Where two Specs differ first, and how."""
     if isinstance(saved, dict) and isinstance(given, dict):
-        for key in sorted(saved.keys() | given.keys()):
+        # In the order of the Spec: a machine's name before its constants.
+        for key in (*saved, *sorted(given.keys() - saved.keys())):
             if saved.get(key) != given.get(key):
                 return _difference(f"{name}.{key}", saved.get(key), given.get(key))
     if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
@@ -982,8 +1039,9 @@ def _processor_name(number: int) -> str:
     return "cpu" if number == 0 else f"gpu{number - 1}"
 
 
-def _gpu_index(name: str, machine: Machine) -> int:
-    digits = name[3:] if name.startswith("gpu") and name.isascii() else ""
+def _gpu_index(name: object, machine: Machine) -> int:
+    word = name if isinstance(name, str) and name.isascii() else ""
+    digits = word[3:] if word.startswith("gpu") else ""
     if not digits.isdigit() or int(digits) >= len(machine.gpus):
         known = ", ".join(["cpu", *(f"gpu{i}" for i in range(len(machine.gpus)))])
         raise InvalidArgumentError(f"processor {name!r}: expected one of {known}")

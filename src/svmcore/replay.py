@@ -14,7 +14,7 @@ from ._faults import REASONS
 from ._replay import OUTCOME, replay_chunk
 from ._tally import first_stranger, tally
 from .engine import Space
-from .errors import InvalidArgumentError, error_from_errno
+from .errors import InvalidArgumentError, TraceError, error_from_errno
 from .policies.base import Policy
 from .records import RECORD, Kind, processor_code, processor_name
 from .result import BOUND_NOTE, BUFFER, Profile, Result
@@ -322,6 +322,12 @@ class _Array:
                 f"record {at}: addr {int(addr[at]):#x}, size {int(size[at]):#x}: "
                 "expected at least 1 byte, up to 2**64"
             )
+        from .traces.base import check_records
+
+        try:
+            check_records(records, self.path, "record {}".format)
+        except TraceError as error:
+            raise InvalidArgumentError(str(error)) from error
         self.records = np.ascontiguousarray(records)
         self.kind = "fault" if (records["kind"] == Kind.FAULT).any() else "access"
 

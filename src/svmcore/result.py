@@ -91,7 +91,7 @@ class Profile:
         }
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """One replay.
 
@@ -142,6 +142,13 @@ class Result:
     notes: list[str] = field(default_factory=list)
     outcomes: npt.NDArray[np.void] | None = None
     profile: Profile | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Result of {self.trace['records']} records under {self.policy} on {self.machine}: "
+            f"{self.counters['faults']} faults, {self.counters['migrations']} migrations, "
+            f"{self.counters['errors']} errors, {self.time_ns} ns modelled>"
+        )
 
     @property
     def records_per_s(self) -> float:

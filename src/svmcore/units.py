@@ -7,6 +7,7 @@ intervals ``[start, end)``. The compiled core and the driver formulas speak of
 
 from __future__ import annotations
 
+import operator
 import re
 
 from .errors import InvalidArgumentError, OverflowAddressError
@@ -37,6 +38,20 @@ _SUFFIXES = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
+def whole(name: str, value: object) -> int:
+    """*value* as an int where it is a whole number of any kind, NumPy's too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none, a float for example; the message names *name*.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgumentError(f"{name} {value!r}: expected a whole number") from None
+
+
 def pages_of(addr: int, size: int) -> tuple[int, int]:
     """Pages that the bytes ``[addr, addr + size)`` touch.
 
@@ -53,10 +68,11 @@ def pages_of(addr: int, size: int) -> tuple[int, int]:
     Raises
     ------
     InvalidArgumentError
-        If *addr* is negative or *size* is not positive.
+        If one is no whole number, *addr* is negative or *size* is not positive.
     OverflowAddressError
         If the interval passes 2**64.
     """
+    addr, size = whole("addr", addr), whole("size", size)
     if addr < 0 or size <= 0:
         raise InvalidArgumentError(
             f"addr {addr:#x}, size {size}: expected addr >= 0 and size > 0 bytes"

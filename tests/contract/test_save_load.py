@@ -484,7 +484,7 @@ def test_given_machine_must_match(tmp_path: Path) -> None:
         InvalidArgumentError, match=r"machine\.gpus\[1\]\.vram_pages: .* 900, .* 901"
     ):
         Space.load(path, machine=other)
-    with pytest.raises(InvalidArgumentError, match=r"machine\.costs"):
+    with pytest.raises(InvalidArgumentError, match=r"machine\.name"):
         Space.load(path, machine="gpu-80g")
 
 

@@ -847,3 +847,65 @@ def test_same_result_whatever_the_hash_seed():
     }
     assert len(outputs) == 1
     assert len(outputs.pop()) > 10_000
+
+
+# ---- what a newcomer may type ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "on"), [("off", False), ("on", True), (False, False), (True, True)]
+)
+def test_xnack_switch_takes_words(word, on):
+    space = Space("gpu-80g")
+    space.map(BASE, 64 * PAGE)
+    space.set_xnack(word)
+    assert space.xnack is on
+    assert f"xnack {'on' if on else 'off'}" in repr(space)
+    assert space.access(BASE).ok is on
+    with pytest.raises(InvalidArgumentError, match="xnack 'maybe': expected on or off"):
+        space.set_xnack("maybe")
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda s: s.access(BASE, by=0), "processor 0: expected one of cpu, gpu0"),
+        (lambda s: s.access(BASE, by=None), "processor None"),
+        (lambda s: s.access(BASE + 0.5), "addr .*: expected a whole number"),
+        (lambda s: s.access(BASE, t_ns=1e18), "t_ns .*: expected a whole number"),
+        (lambda s: s.map(BASE + 64 * PAGE, 4096.0), "size 4096.0: expected a whole number"),
+        (lambda s: s.set_attr(BASE, PAGE, "granularity"), "expected {name: value} or pairs"),
+        (lambda s: s.set_attr(BASE, PAGE, {"ACCESS": None}), "None: expected a whole number"),
+        (
+            lambda s: s.set_attr(BASE, PAGE, {"SET_FLAGS": "GPU_R0"}),
+            "flags 'GPU_R0': expected HOST",
+        ),
+        (lambda s: s.set_attr(BASE, PAGE, {"PREFETCH_LOC": "undefined"}), "prefetch also cpu"),
+        (lambda s: s.advise(BASE, PAGE, "read_mostly", "gpu0"), "expected no location"),
+        (lambda s: Space("gpu-80g", policy="kfd(granularity=4, granularity=5)"), "given twice"),
+    ],
+)
+def test_slips_are_told_in_one_line(call, told):
+    space = Space("gpu-80g")
+    space.map(BASE, 64 * PAGE)
+    with pytest.raises(InvalidArgumentError, match=told) as caught:
+        call(space)
+    assert "\n" not in str(caught.value)
+    assert space.ranges() == []
+
+
+def test_flags_have_names():
+    space = Space("gpu-80g")
+    space.map(BASE, 64 * PAGE)
+    space.set_attr(BASE, PAGE, {"SET_FLAGS": "GPU_RO | GPU_EXEC"})
+    assert space.get_attr(BASE, PAGE)["flags"] == Flag.HOST_ACCESS | Flag.COHERENT | Flag.GPU_RO | (
+        Flag.GPU_EXEC
+    )
+
+
+def test_an_access_says_what_moved():
+    space = Space("gpu-80g")
+    space.map(BASE, 1024 * PAGE)
+    assert space.access(BASE, 1024 * PAGE).moved_pages == 1024
+    assert space.access(BASE, 1024 * PAGE).moved_pages == 0
+    assert space.access(BASE, by="cpu").moved_pages == 512

@@ -207,7 +207,7 @@ def test_advise_and_prefetch_records():
             value=Flag.GPU_READ_MOSTLY,
         ),
         record(BASE + 32 * PAGE, 8 * PAGE, kind=Kind.PREFETCH, peer=2),
-        record(BASE + 40 * PAGE, 8 * PAGE, kind=Kind.ADVISE, access=99),
+        record(BASE + 40 * PAGE, 8 * PAGE, kind=Kind.PREFETCH, peer=UNKNOWN),
         record(BASE + 1024 * PAGE, 8 * PAGE, kind=Kind.PREFETCH, peer=2),
     )
     result = replay(trace, space, outcomes=True)
@@ -561,3 +561,22 @@ def test_the_fault_logs_of_the_shared_folder(shared):
             for g in (0, 2, 4, 5, 9)
         }
         assert moves == {0: 96, 2: 24, 4: 6, 5: 3, 9: 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("kind", 77, "kind 77"), ("access", 9, "access 9"), ("proc", 99, "99")],
+)
+def test_records_that_no_reader_makes_are_refused(field, value, told):
+    trace = records(record(BASE), record(BASE))
+    trace[field][1] = value
+    space = fresh()
+    with pytest.raises(InvalidArgumentError, match=f"record 1: .*{told}"):
+        replay(trace, space)
+    assert space.counters()["pages_touched"] == 0
+
+
+def test_repr_is_one_short_line():
+    text = repr(replay(records(record(BASE)), fresh()))
+    assert len(text) < 200
+    assert "1 faults" in text

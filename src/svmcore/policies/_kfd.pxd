@@ -249,4 +249,5 @@ cdef class KfdProcess:
     cdef readonly object node
     cdef dict index
     cdef public bint refused
+    cdef readonly uint64_t moved    # pages that the last access moved
     cdef object result

@@ -2867,6 +2867,7 @@ cdef class KfdProcess:
             )
         kfd_mode(self.p)
         kfd_access(self.p, processor, first, last, write, 0, &out)
+        self.moved = out.moved
         return out.ret, _REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
     def cpu_access(self, page):

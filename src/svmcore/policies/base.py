@@ -21,6 +21,7 @@ from ..errors import InvalidArgumentError, NotSupportedError
 from ..machine import Machine
 
 __all__ = [
+    "SWITCHES",
     "Policy",
     "make_policy",
     "policy_class",
@@ -31,8 +32,9 @@ __all__ = [
 
 _GROUP = "svmcore.policies"
 _SPEC = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
-_WORDS = {"true": True, "on": True, "yes": True, "1": True}
-_WORDS |= {"false": False, "off": False, "no": False, "0": False}
+#: Words for on and off, as parameters and switches take them.
+SWITCHES = {"true": True, "on": True, "yes": True, "1": True}
+SWITCHES |= {"false": False, "off": False, "no": False, "0": False}
 
 
 class Policy:
@@ -165,7 +167,10 @@ def make_policy(spec: str | Policy, **settings: Any) -> Policy:
         key, equals, value = item.partition("=")
         if not equals:
             raise InvalidArgumentError(f"policy {spec!r}: {item!r}: expected key=value")
-        values[key.strip()] = value.strip()
+        key = key.strip()
+        if key in values:
+            raise InvalidArgumentError(f"policy {spec!r}: {key} is given twice")
+        values[key] = value.strip()
     return _build(policy_class(match.group(1)), values | settings)
 
 
@@ -203,7 +208,7 @@ def _convert(cls: type[Policy], key: str, kind: Any, value: Any) -> Any:
         return None
     kind = next(option for option in options if option is not type(None))
     if kind is bool:
-        word = _WORDS.get(str(value).lower())
+        word = SWITCHES.get(str(value).lower())
         if word is not None:
             return word
     elif kind is int:
