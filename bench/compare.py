@@ -21,7 +21,6 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import time
 import venv
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +41,7 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
     from svmcore._replay import OUTCOME, replay_chunk
     from svmcore.records import Kind
 
+    clock = rivals.clock
     where = workloads.layout(ranges)
     pages = workloads.addresses(where, "uniform", 200_000)
     few = pages[:20_000].tolist()
@@ -61,9 +61,9 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
         one, asked = made(), workloads.addresses(where, pattern, len(pages))
 
         def lap() -> float:
-            began = time.perf_counter()
+            began = clock()
             one.values_many(asked)
-            return (time.perf_counter() - began) / len(asked)
+            return (clock() - began) / len(asked)
 
         return lap
 
@@ -76,10 +76,10 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
 
         def lap() -> float:
             call = one.clone().erase
-            began = time.perf_counter()
+            began = clock()
             for first, last, _ in spans:
                 call(first, last)
-            return (time.perf_counter() - began) / len(spans)
+            return (clock() - began) / len(spans)
 
         return lap
 
@@ -87,9 +87,9 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
         one = made()
 
         def lap() -> float:
-            began = time.perf_counter()
+            began = clock()
             one.clone()
-            return time.perf_counter() - began
+            return clock() - began
 
         return lap
 
@@ -111,9 +111,9 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
         done = np.empty(len(touches), OUTCOME)
 
         def lap() -> float:
-            began = time.perf_counter()
+            began = clock()
             replay_chunk(one.process, touches, done, by=1)
-            return (time.perf_counter() - began) / len(touches)
+            return (clock() - began) / len(touches)
 
         return lap
 
@@ -123,10 +123,10 @@ def cases(ranges: int) -> dict[str, Callable[[], Callable[[], float]]]:
 
         def lap() -> float:
             access = one.process.access
-            began = time.perf_counter()
+            began = clock()
             for page in asked:
                 access(1, page, page, False)
-            done = (time.perf_counter() - began) / len(asked)
+            done = (clock() - began) / len(asked)
             one.pull_back()
             return done
 

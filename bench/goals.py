@@ -34,6 +34,7 @@ from svmcore.attributes import Attribute
 from svmcore.records import RECORD, Kind
 
 ROUNDS = rivals.ROUNDS
+clock = rivals.clock
 FAIL_BELOW = 0.7
 PAGE = 4096
 GPU_ID = 1
@@ -171,9 +172,9 @@ def clone_goal(where: workloads.Layout, at: str, big: bool) -> list[Row]:
     times = {"clone": [], "build": []}
     for _ in range(ROUNDS + 2):
         for name, call in (("clone", one.clone), ("build", build)):
-            began = time.perf_counter()
+            began = clock()
             made = call()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(clock() - began)
             del made
     clone, fresh = min(times["clone"]), min(times["build"])
     note = f"{clone * 1e6:.1f} us against {fresh * 1e6:.0f}, built {level}"
@@ -183,7 +184,15 @@ def clone_goal(where: workloads.Layout, at: str, big: bool) -> list[Row]:
 
 def memory_goals(where: workloads.Layout, at: str, quick: bool) -> list[Row]:
     """G11: bytes a range after random overwrites."""
-    ops = workloads.overwrites(where, 5_000 if quick else 200_000, seed=31)
+
+    # Every range has a value of its own, as one with an identity does.
+    def apart(place: workloads.Layout, count: int) -> tuple[workloads.Layout, list[rivals.Item]]:
+        n = len(place.first)
+        changes = workloads.overwrites(place, count, seed=31)
+        changes = [(first, last, n + 1 + i) for i, (first, last, _) in enumerate(changes)]
+        return place._replace(value=np.arange(n) + 1), changes
+
+    where, ops = apart(where, 5_000 if quick else 200_000)
     one = rivals.Svmcore(where).map
     for span in ops:
         one.assign(*span)
@@ -191,27 +200,33 @@ def memory_goals(where: workloads.Layout, at: str, quick: bool) -> list[Row]:
     found = [
         row("G11", f"bytes a range after {len(ops):,} overwrites, {at}", each, 24, "B", most=True)
     ]
-    # Python's own memory is traced, which is slow: a map of ten thousand tells a range's share.
-    few = where if len(where.first) <= 10_000 else workloads.layout(10_000)
-    few_ops = ops if few is where else workloads.overwrites(few, len(ops), seed=31)
+    few = apart(workloads.layout(min(len(where.first), 10_000)), 20_000)
     for rival, bar in ((rivals.SortedMap, 7), (rivals.IntervalTreeMap, 20)):
         if not rivals.present(rival):
             note = f"{rival.name} is not installed"
             found.append(row("G11", f"memory against {rival.name}, {at}", None, bar, note=note))
             continue
-        used = few_ops if rival is rivals.SortedMap else few_ops[:20_000]
+        # Memory of Python is traced, which is slow: the slow one tells a range's share of few.
+        place, changes = (where, ops) if rival is rivals.SortedMap else few
+        table = np.array(changes)
         tracemalloc.start()
-        other = rival(few)
-        for span in used:
-            other.assign(*span)
+        other = rival(place)
+        # New integers, so that those which the map keeps are counted with it.
+        for part in np.array_split(table, max(1, len(table) // 1000)):
+            for span in part.tolist():
+                other.assign(*span)
+        del part, span
         gc.collect()
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         theirs = held / sum(1 for _ in other.items())
-        note = f"{each:.1f} B against {theirs:.0f} B, its share at {len(few.first):,} ranges"
+        note = f"{each:.1f} B against {theirs:.0f} B"
+        if place is not where:
+            note += f", its share at {len(place.first):,} ranges"
         found.append(
             row("G11", f"memory against {rival.name}, {at}", theirs / each, bar, note=note)
         )
+        del other
     library = rivals.cpp_library()
     if library is not None:
         tree = rivals.Cpp(library, "std::map")
@@ -330,9 +345,9 @@ class Faults:
 
     def lap(self) -> float:
         """Seconds a fault of one pass."""
-        began = time.perf_counter()
+        began = clock()
         replay_chunk(self.process, self.records, self.outcomes, by=1, raw=True)
-        return (time.perf_counter() - began) / len(self.records)
+        return (clock() - began) / len(self.records)
 
 
 class PythonModel:
@@ -406,9 +421,9 @@ def fault_goals(ranges: int, quick: bool) -> list[Row]:
     values = np.empty(len(looked), np.uint32)
 
     def look_up(_: int) -> float:
-        began = time.perf_counter()
+        began = clock()
         stab.values_many(looked, values)
-        return (time.perf_counter() - began) / len(looked)
+        return (clock() - began) / len(looked)
 
     for mix in (True, False):
         word = "mix" if mix else "all move"
@@ -433,22 +448,26 @@ def fault_goals(ranges: int, quick: bool) -> list[Row]:
                 if page in back and model.on_gpu.get(page >> 9):
                     model.pull_back(page)
             fault = model.fault
-            began = time.perf_counter()
+            began = clock()
             for page in some:
                 fault(page)
-            return (time.perf_counter() - began) / len(some)
+            return (clock() - began) / len(some)
 
         def fault_lap(_: int, faults=faults) -> float:
+            if not big:
+                # Warm: what ran in between may have taken the caches.
+                faults.lap()
+                faults.pull_back()
             done = faults.lap()
             faults.pull_back()
             return done
 
         def scalar_lap(_: int, faults=faults, some=some) -> float:
             access = faults.process.access
-            began = time.perf_counter()
+            began = clock()
             for page in some:
                 access(1, page, page, False)
-            done = (time.perf_counter() - began) / len(some)
+            done = (clock() - began) / len(some)
             faults.pull_back()
             return done
 
@@ -472,14 +491,15 @@ def fault_goals(ranges: int, quick: bool) -> list[Row]:
 def replay_bars(quick: bool) -> list[Row]:
     few, many = (1_000, 10_000) if quick else (10_000, 1_000_000)
     plan = [
-        (few, "uniform", 25, f"{few:,} ranges, warm"),
-        (many, "uniform", 7, f"{many:,} ranges, uniform"),
-        (many, "streams", 20, f"{many:,} ranges, 64 streams"),
+        (few, "small", "uniform", None, f"{few:,} ranges of 16 pages, warm"),
+        (few, "big", "uniform", 25, f"{few:,} ranges, warm"),
+        (many, "big", "uniform", 7, f"{many:,} ranges, uniform"),
+        (many, "big", "streams", 20, f"{many:,} ranges, 64 streams"),
     ]
     rows = []
-    for ranges, order, bar, words in plan:
+    for ranges, size, order, bar, words in plan:
         for mix in (False, True):
-            faults = Faults(ranges, mix, order)
+            faults = Faults(ranges, mix, order, size)
 
             def lap(_: int, faults=faults) -> float:
                 done = faults.lap()
@@ -501,17 +521,17 @@ def call_bars(quick: bool) -> list[Row]:
     addrs = [page * PAGE for page in pages]
 
     def loop(call: Callable[[int], Any], items: list[int]) -> float:
-        began = time.perf_counter()
+        began = clock()
         for item in items:
             call(item)
-        return (time.perf_counter() - began) / len(items)
+        return (clock() - began) / len(items)
 
     def access(_: int) -> float:
         call = process.access
-        began = time.perf_counter()
+        began = clock()
         for page in pages:
             call(1, page, page, False)
-        return (time.perf_counter() - began) / len(pages)
+        return (clock() - began) / len(pages)
 
     def access_fault(number: int) -> float:
         done = access(number)
@@ -521,10 +541,10 @@ def call_bars(quick: bool) -> list[Row]:
     def raw_fault(_: int) -> float:
         call = process.fault
         process.begin(process.now, False)
-        began = time.perf_counter()
+        began = clock()
         for page in pages:
             call(GPU_ID, page, False)
-        done = (time.perf_counter() - began) / len(pages)
+        done = (clock() - began) / len(pages)
         process.finish(0)
         process.settle()
         faults.pull_back()
@@ -706,8 +726,8 @@ def import_bar() -> list[Row]:
     times: dict[str, list[float]] = {"numpy": [], "svmcore": []}
     for _ in range(10):
         for name, found in times.items():
-            code = f"import time; t = time.perf_counter(); import {name}; "
-            code += "print(time.perf_counter() - t)"
+            code = f"import time; t = time.thread_time(); import {name}; "
+            code += "print(time.thread_time() - t)"
             run = subprocess.run(
                 [sys.executable, "-c", code], capture_output=True, text=True, check=True
             )

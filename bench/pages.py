@@ -42,7 +42,8 @@ def write(result: dict[str, Any]) -> int:
 
 def named(machine: dict[str, str]) -> str:
     return (
-        f"{machine['cpu']}, {machine['cores']} virtual cores shared with other work, "
+        f"{machine['cpu']}, {machine['cores']} virtual cores shared with other work "
+        f"(load {machine['load']} at the start), "
         f"{machine['system']}, Python {machine['python']}, NumPy {machine['numpy']}, "
         f"svmcore {machine['svmcore']}, {machine['date']}. The build is the one that "
         "`pip install .` gives: no `-march`."
@@ -68,8 +69,15 @@ def open_goals(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [item for item in result["goals"] if item["met"] is False]
 
 
+def times(ratio: float) -> str:
+    """Two digits are enough for a ratio of noisy times."""
+    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+
+
 def sized(value: float | None, unit: str) -> str:
     """A figure with its unit; a ratio's ``x`` stands close."""
+    if value is None:
+        return "-"
     return number(value) + (unit if unit == "x" else f" {unit}")
 
 
@@ -163,12 +171,12 @@ def short(result: dict[str, Any]) -> list[str]:
             if "svmcore" in row and "sortedcontainers" in row:
                 own = row["svmcore"]
                 others = ", ".join(
-                    f"{name} {number(row[name] / own)}x"
+                    f"{name} takes {times(row[name] / own)} times that"
                     for name in ("sortedcontainers", "BTrees", "intervaltree")
                     if name in row
                 )
                 head = f"- {ranges:,} ranges, one {word} from Python: {number(own)} ns;"
-                lines.append(f"{head} {others} of that.")
+                lines.append(f"{head} {others}.")
     for item in result["goals"]:
         if item["case"].startswith("whole fault in replay") and item["reached"] is not None:
             lines.append(f"- {item['case']}: {number(item['reached'])} million faults/s.")
@@ -219,10 +227,10 @@ def goals_page(result: dict[str, Any]) -> str:
         "# Goals",
         "",
         "Ratios within one run: the cases take turns, svmcore first and last, and the least of",
-        "at least five rounds counts. Structures are held equal first: look-ups, ranges, and",
-        "the hash of the state after overwrites and holes; faults against the windows that",
-        "they must move and against a model in plain Python. `bar` marks the figures that the",
-        "engine has to reach, `told` a figure without a goal.",
+        "at least five rounds counts, in the thread's own processor time. Structures are held",
+        "equal first: look-ups, ranges, and the hash of the state after overwrites and holes;",
+        "faults against the windows that they must move and against a model in plain Python.",
+        "`bar` marks the figures that the engine has to reach, `told` a figure without a goal.",
         "",
         f"Measured on: {named(result['machine'])}",
         "",
@@ -265,7 +273,9 @@ def rivals_page(result: dict[str, Any]) -> str:
                 if ns is None or own is None:
                     cells.append("-" if ns is None else number(ns))
                 else:
-                    cells.append(number(ns) + ("" if name == "svmcore" else f" ({ns / own:.2g}x)"))
+                    cells.append(
+                        number(ns) + ("" if name == "svmcore" else f" ({times(ns / own)}x)")
+                    )
             rows.append([name, *cells])
         lines += ["", f"## {case[0].upper()}{case[1:]}", ""]
         lines += table(["", *(f"{int(size):,} ranges" for size in sizes)], rows)
