@@ -144,7 +144,7 @@ cdef enum:
     BLOCK = 512
     LINE = 64              # bytes of a cache line
     LOOK_AHEAD = 32        # most pages looked up ahead of their faults
-    CACHED_RANGES = 16384  # ranges up to which all that a fault reads stays in the cache
+    CACHED_RANGES = 1024  # ranges up to which all that a fault reads stays in the cache
     NOWHERE = 255
     LOCATION_UNDEFINED = 0xffffffffU
     GRANULARITY_MAX = 0x3f
