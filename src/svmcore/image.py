@@ -23,6 +23,7 @@ import secrets
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
+from errno import errorcode
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +380,10 @@ def _open(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     except (StateFileError, MemoryError):
         raise
     except OSError as error:
-        raise StateFileError(str(path), "", f"cannot be read: {error}") from error
+        failure = StateFileError(str(path), "", f"cannot be read: {error}")
+        if error.errno is not None and error.errno in errorcode:
+            failure.code = errorcode[error.errno]  # type: ignore[misc]
+        raise failure from error
     except Exception as error:
         # zipfile answers damage with whatever it trips over: BadZipFile, struct.error, EOFError.
         raise StateFileError(

@@ -469,3 +469,9 @@ def test_a_kill_while_saving_loses_nothing(path: Path) -> None:
 @pytest.mark.slow
 def test_two_hundred_kills_while_saving(path: Path) -> None:
     kill_while_saving(path, 200, 2)
+
+
+def test_a_missing_file_has_its_errno(tmp_path: Path) -> None:
+    with pytest.raises(StateFileError, match="cannot be read") as caught:
+        read_image(tmp_path / "none.svm")
+    assert caught.value.code == "ENOENT"
