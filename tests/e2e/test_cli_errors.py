@@ -18,8 +18,8 @@ FULL = Path("/dev/full")
 LISTED = "access-list, arrow, csv, kfd-smi, npy, parquet, uvm-log, workload-csv"
 
 
-def refused(*args, cwd=None):
-    out, err = svm(*args, status=2, cwd=cwd)
+def refused(*args, cwd=None, status=2):
+    out, err = svm(*args, status=status, cwd=cwd)
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("svmcore: ")
@@ -63,6 +63,19 @@ def test_wrong_format_and_unknown_format():
     assert "line 1" in refused("replay", LOG, "--format", "workload-csv")
     assert LISTED in refused("replay", LOG, "--format", "vcd")
     assert LISTED in refused("inspect", LOG, "--format", "vcd")
+
+
+def test_what_is_no_npy_file_is_told_in_our_words(tmp_path):
+    err = refused("replay", "demo", "--format", "npy")
+    assert err.endswith("header: does not begin as one does: expected a NumPy file\n")
+    path = tmp_path / "t.npy"
+    path.write_bytes(
+        (DATA / "records.npy").read_bytes().replace(b"\x93NUMPY\x01", b"\x93NUMPY\x09")
+    )
+    assert "header: version 9.0: expected a NumPy file" in refused("inspect", path)
+    path.write_bytes((DATA / "records.npy").read_bytes()[:40])
+    err = refused("inspect", path, "--format", "npy")
+    assert "header: is damaged: expected the whole header" in err
 
 
 def test_a_line_in_the_middle_is_named(tmp_path):
@@ -127,10 +140,15 @@ def test_a_file_that_shrinks(tmp_path, monkeypatch, capsys, command):
         (["--range", "12"], "expected START,SIZE"),
         (["--range", "0x1000,0"], "expected a size of at least 1"),
         (["--range", "0,1MiB", "--range", "4096,1"], "expected ranges that do not overlap"),
-        (["--chunk", "0"], "'--chunk'"),
+        (["--range", "0,1", "--range", "1,1"], "ranges 0x0,4096 and 0x0,4096: expected ranges"),
+        (["--range", "0x1001,0"], "expected a size of at least 1"),
+        (["--range", "0x1000,-0x1000"], "expected START,SIZE"),
+        (["--range", "-4096,4096"], "expected a start of at least 0"),
+        (["--chunk", "0"], "svmcore: --chunk 0: expected a whole number, 1 or more\n"),
+        (["--chunk", "few"], "svmcore: --chunk 'few': expected a whole number, 1 or more\n"),
+        (["--by", "gpu1"], "expected one of cpu, gpu0; the machine has 1 GPU, see --machine"),
         (["--polcy", "kfd"], "No such option"),
         (["more"], "unexpected extra argument"),
-        (["--strict", "--range", "0x1000,4096"], "record 1, address 0x7e3000000000: no_range"),
     ],
 )
 def test_arguments(tmp_path, args, what):
@@ -141,7 +159,11 @@ def test_a_processor_that_the_machine_lacks(tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("0x1000,4096,r,gpu0\n0x1000,4096,r,gpu5\n")
     err = refused("replay", path)
-    assert f"{path}: record 1: processor gpu5, expected one of cpu, gpu0" in err
+    assert f"{path}: record 1: processor gpu5, expected one of cpu, gpu0; " in err
+    assert err.endswith("; the machine has 1 GPU, see --machine\n")
+    assert err.count("expected") == 1
+    # Not served is one thing, no such processor another: still bad input where it is strict.
+    refused("replay", path, "--strict")
     assert err.count(str(path)) == 1
 
 
@@ -166,8 +188,10 @@ def test_out_that_is_no_folder(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_failed_replay_leaves_no_folder(tmp_path):
-    refused("replay", LOG, "--out", tmp_path / "a" / "b", "--strict", "--range", "0x1000,4096")
+def test_a_fatal_record_of_a_strict_replay_is_a_failed_check(tmp_path):
+    out = ["--out", tmp_path / "a" / "b"]
+    err = refused("replay", LOG, *out, "--strict", "--range", "0x1000,4096", status=1)
+    assert "record 1, address 0x7e3000000000: no_range" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -190,6 +214,8 @@ def test_out_is_written_whole_or_not(tmp_path, monkeypatch, capsys):
         (["x.csv.gz"], "expected a name without .gz"),
         (["x", "--to", "vcd"], "--to vcd: expected one of"),
         (["none/x.csv"], "No such file or directory"),
+        (["-"], "-: traces are not written to standard output yet"),
+        (["-", "--to", "csv", "--force"], "-: traces are not written to standard output yet"),
     ],
 )
 def test_convert_arguments(tmp_path, args, what):
@@ -202,6 +228,13 @@ def test_a_name_with_a_newline_is_still_one_line(tmp_path):
 
 
 # ---- streams and signals -----------------------------------------------------------------
+
+
+def test_help_tells_hosts_where_their_flags_are():
+    out, _ = svm("--help")
+    assert "--cflags" in out
+    assert "--ldflags" in out
+    assert svm("--cflags")[0].startswith("-I")
 
 
 @pytest.mark.parametrize("args", [["demo"], ["replay", "demo", "--json"], ["--help"]])

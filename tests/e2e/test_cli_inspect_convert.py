@@ -1,6 +1,7 @@
 """``svmcore inspect``, ``convert`` and ``conformance``."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -112,6 +113,105 @@ def test_convert_keeps_gpu_ids_of_kfd_smi(tmp_path):
     path = tmp_path / "again.txt"
     svm("convert", DATA / "kfd_old.txt", path, "--to", "kfd-smi")
     assert inspected(path)["gpu_ids"] == [2]
+
+
+def test_a_fault_trace_that_becomes_an_access_trace_is_told(tmp_path):
+    said = "a fault trace became an access trace"
+    out, _ = svm("convert", LOG, tmp_path / "a.txt", "--to", "access-list")
+    assert out.count(said) == 1
+    assert inspected(tmp_path / "a.txt")["kind"] == "access"
+    table = json.loads(svm("convert", LOG, tmp_path / "a.npy", "--json")[0])
+    assert table["notes"] == []
+    table = json.loads(
+        svm("convert", DATA / "kfd_old.txt", tmp_path / "b", "--to", "access-list", "--json")[0]
+    )
+    assert table["notes"][0].startswith(said)
+
+
+@pytest.mark.parametrize("target", ["npy", "csv", "parquet", "arrow", "access-list"])
+def test_processes_and_gpu_ids_that_are_lost_are_told(tmp_path, target):
+    if target in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow")
+    out, _ = svm("convert", DATA / "kfd_old.txt", tmp_path / "x", "--to", target)
+    (line,) = [line for line in out.splitlines() if line.startswith("not kept: ")]
+    assert "process ids, GPU ids (gpu0 is 0x2)" in line
+
+
+def test_kfd_smi_keeps_gpu_ids_and_no_process(tmp_path):
+    table = json.loads(
+        svm("convert", DATA / "kfd_old.txt", tmp_path / "x", "--to", "kfd-smi", "--json")[0]
+    )
+    assert table["not_kept"] == ["mappings", "process ids"]
+
+
+def test_a_trace_of_which_nothing_can_be_said_is_refused(tmp_path):
+    path = tmp_path / "x.txt"
+    for there in (False, True):
+        if there:
+            path.write_text("mine")
+        out, err = svm("convert", "demo", path, "--to", "kfd-smi", "--force", status=2)
+        assert (out, err.count("\n")) == ("", 1)
+        assert "kfd-smi can hold none of its records (14,163 access): expected records of" in err
+        assert "fault, fault_end, migrate, evict" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", ["same", "./same", "symlink", "hardlink"])
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+def test_convert_never_writes_over_its_source(tmp_path, link, flags):
+    source, name = tmp_path / "t.csv", tmp_path / "link.csv"
+    content = (DATA / "records.csv").read_bytes()
+    source.write_bytes(content)
+    other = {"same": "t.csv", "./same": "./t.csv"}.get(link, "link.csv")
+    if link == "symlink":
+        name.symlink_to(source)
+    elif link == "hardlink":
+        os.link(source, name)
+    for one, two in (("t.csv", other), (other, "t.csv")):
+        out, err = svm("convert", one, two, *flags, status=2, cwd=tmp_path)
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"{two}: is the same file as {one}: expected another name" in err
+    assert source.read_bytes() == content
+    assert name.is_symlink() == (link == "symlink")
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("mine")
+    path.chmod(0o444)
+    out, err = svm("convert", LOG, path, "--force", status=2)
+    assert (out, err.count("\n")) == ("", 1)
+    assert "may not be written (mode 0444): expected a file with write permission" in err
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_replaced_file_keeps_its_mode(tmp_path, mode):
+    path = tmp_path / "t.csv"
+    path.write_text("mine")
+    path.chmod(mode)
+    svm("convert", LOG, path, "--force")
+    assert path.stat().st_mode & 0o777 == mode
+    assert len(records(path)) == 4 + 102
+
+
+def test_a_device_is_not_replaced():
+    _, err = svm("convert", LOG, os.devnull, "--to", "csv", "--force", status=2)
+    assert f"{os.devnull}: is not a regular file" in err
+
+
+def test_one_is_no_plural(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("0x1000,4096\n")
+    out, _ = svm("inspect", path)
+    assert "1 different page, 4.0 KiB; 1 page touch\n" in out
+    assert "1 line or row\n" in out
+    out, _ = svm("replay", path)
+    assert "access trace), 1 record\n" in out
+    assert "1 mapping, 4.0 KiB (" in out
+    out, _ = svm("convert", path, tmp_path / "t", "--to", "access-list")
+    assert ": 1 record of " in out
 
 
 def test_convert_replaces_nothing_unasked(tmp_path):

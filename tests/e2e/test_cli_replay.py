@@ -178,6 +178,59 @@ def test_given_ranges_replace_those_of_the_trace():
     assert "given by --range" in svm("replay", LOG, "--range", whole)[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_"),
+    [("0x7e3000000001,1,a", "0x7e3000000000,4096"), ("0x7e3000000fff,2,a", "0x7e3000000000,8192")],
+)
+def test_ranges_are_rounded_outward_to_pages(given, is_):
+    table = replayed(LOG, "--range", given)
+    (row,) = table["buffers"]
+    assert f"{row['start']:#x},{row['size']}" == is_
+    assert row["records"] == row["size"] // 4096
+    (note,) = [note for note in table["notes"] if "rounded" in note]
+    assert note.endswith(f"rounded outward to pages: {is_}")
+    assert f"note: {note}" in svm("replay", LOG, "--range", given)[0]
+
+
+def test_a_range_of_whole_pages_is_not_rounded(tmp_path):
+    assert "outward to pages" in " ".join(svm("replay", "--help")[0].split())
+    path = tmp_path / "t.txt"
+    path.write_text("0x0,4096\n")
+    table = replayed(path, "--range", "0,4096")
+    assert table["errors"] == 0
+    assert not any("--range" in note for note in table["notes"])
+
+
+def test_ranges_without_a_record_are_told():
+    missed = "no record of the trace lies inside the ranges given by --range"
+    assert missed in replayed(LOG, "--range", "0x1000,4096")["notes"]
+    assert f"note: {missed}\n" in svm("replay", LOG, "--range", "0x1000,4096")[0]
+    assert missed not in replayed(LOG, "--range", "0x7e3000000000,4096")["notes"]
+
+
+@pytest.mark.parametrize("form", ["kfd-smi", "npy", "csv"])
+def test_events_that_the_log_lost_are_told(tmp_path, form):
+    path = tmp_path / "log.txt"
+    path.write_text("7 100 -9 @10(2) W\ne 150 -9 16\n7 160 -9 @11(2) W\ne 170 -9 1\n")
+    if form != "kfd-smi":
+        svm("convert", path, tmp_path / "x", "--to", form)
+        path = tmp_path / "x"
+    said = "the log lost 17 events (in 2 places): what they touched is missing here"
+    assert replayed(path)["notes"].count(said) == 1
+    assert svm("replay", path)[0].count(f"note: {said}\n") == 1
+    assert svm("inspect", path)[0].count(f"note: {said}\n") == 1
+
+
+def test_fatal_records_are_a_warning_above_the_time():
+    lines = svm("replay", LOG, "--range", "0x1000,4096")[0].splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.startswith("modelled time")]
+    assert lines[at - 1] == (
+        "WARNING: 96 of 102 records ended fatally: first record 1 at 0x7e3000000000, most common "
+        "reason no_range (96); modelled time covers only what was served"
+    )
+    assert "WARNING" not in svm("replay", LOG)[0]
+
+
 def test_errors_are_counted_and_the_first_is_named():
     out, _ = svm("replay", LOG, "--range", "0x7e3000000000,2MiB")
     assert "64 records (no_range 64)" in out

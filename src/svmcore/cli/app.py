@@ -13,7 +13,7 @@ import click
 from .. import __version__
 from ..errors import SvmError
 from .bench import bench
-from .common import printable
+from .common import CheckFailedError, printable
 from .conformance import conformance
 from .convert import convert
 from .demo import demo
@@ -26,7 +26,11 @@ _INTERRUPTED = 128 + 2
 _NO_READER = 128 + 13
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="For hosts in C, C++ or Cython: python -m svmcore --cflags --ldflags prints the flags "
+    "to compile and link with, --include the folder of the header.",
+)
 @click.version_option(__version__, prog_name="svmcore", message="%(prog)s %(version)s")
 def svmcore() -> None:
     """What does the driver do with this access? A model of GPU shared virtual memory."""
@@ -60,6 +64,8 @@ def run(argv: list[str]) -> int:
         return _refused(_usage(error))
     except click.ClickException as error:
         return _refused(error.format_message())
+    except CheckFailedError as error:
+        return _refused(str(error), 1)
     except SvmError as error:
         return _refused(str(error))
     except (KeyboardInterrupt, click.Abort):
@@ -83,13 +89,19 @@ def _flushed(status: int) -> int:
     return status
 
 
-def _refused(message: str) -> int:
+def _refused(message: str, status: int = 2) -> int:
     print(f"svmcore: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return 2
+    return status
 
 
 def _usage(error: click.UsageError) -> str:
     """What click says, in one line, and how the command is called."""
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    if parameter is not None and isinstance(parameter.type, click.IntRange):
+        low, high = parameter.type.min, parameter.type.max
+        value = error.message.partition(" is not ")[0]
+        wanted = f"{low} or more" if high is None else f"{low} to {high}"
+        return f"{parameter.opts[-1]} {value}: expected a whole number, {wanted}"
     message = error.format_message().strip().rstrip(".")
     if error.ctx is None:
         return message

@@ -17,16 +17,18 @@ from rich.text import Text
 from ..errors import InvalidArgumentError
 from ..report.text import printable
 from ..traces import Trace, formats, open_trace
-from ..units import format_size, parse_size
+from ..units import PAGE_MASK, format_size, parse_size
 
 __all__ = [
     "DEMO",
+    "CheckFailedError",
     "emit_json",
     "format_option",
     "json_option",
     "opened",
     "printable",
     "range_option",
+    "rounded",
     "show",
 ]
 
@@ -35,6 +37,10 @@ DEMO = "demo"
 #: Columns where the output is no terminal, and the fewest on one: figures are never cut.
 _WIDTH, _LEAST_WIDTH = 120, 80
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class CheckFailedError(Exception):
+    """What was asked for does not hold: exit status 1, not bad input."""
 
 
 class _Console(Console):
@@ -87,7 +93,8 @@ def range_option(function: _F) -> _F:
         metavar="START,SIZE[,NAME]",
         multiple=True,
         callback=_ranges,
-        help="A mapping, in bytes (0x7f0000000000,2MiB); given ones replace those of the trace.",
+        help="A mapping, in bytes (0x7f0000000000,2MiB), rounded outward to pages of 4 KiB; "
+        "given ones replace those of the trace.",
     )(function)
 
 
@@ -100,12 +107,34 @@ def _ranges(
         size, _, name = rest.partition(",")
         try:
             nbytes = int(size, 0) if size[:2] in ("0x", "0X") else parse_size(size)
-            found.append((int(start, 0), nbytes, name or f"range{index}"))
+            first = int(start, 0)
         except ValueError as error:
             raise InvalidArgumentError(
                 f"--range {value}: expected START,SIZE[,NAME] in bytes, as 0x7f0000000000,2MiB"
             ) from error
+        if first < 0:
+            raise InvalidArgumentError(f"--range {value}: expected a start of at least 0")
+        if nbytes < 1:
+            raise InvalidArgumentError(f"--range {value}: expected a size of at least 1 byte")
+        found.append((first, nbytes, name or f"range{index}"))
     return found
+
+
+def rounded(
+    ranges: Iterable[tuple[int, int, str]],
+) -> tuple[list[tuple[int, int, str]], list[str]]:
+    """Ranges rounded outward to pages, and a sentence for each that this changed."""
+    whole: list[tuple[int, int, str]] = []
+    notes: list[str] = []
+    for start, size, name in ranges:
+        first = start & ~PAGE_MASK
+        nbytes = ((start + size + PAGE_MASK) & ~PAGE_MASK) - first
+        whole.append((first, nbytes, name))
+        if (first, nbytes) != (start, size):
+            notes.append(
+                f"--range {start:#x},{size}: rounded outward to pages: {first:#x},{nbytes}"
+            )
+    return whole, notes
 
 
 @contextlib.contextmanager

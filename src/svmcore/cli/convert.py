@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import click
 from .. import __version__
 from ..errors import InvalidArgumentError
 from ..records import Kind
+from ..report.text import counted
 from ..traces import WRITERS, Trace, Written, map_records, write_records
 from ..traces.base import Records
 from ..traces.kfd_smi import KfdSmiTrace
-from .common import emit_json, format_option, json_option, opened, printable, show
+from .common import DEMO, emit_json, format_option, json_option, opened, printable, show
 
 __all__ = ["convert"]
 
@@ -50,13 +52,11 @@ def convert(
 ) -> None:
     """Write the trace SRC, a file or the word demo, as DST; mappings come first, as records."""
     target = _target(dst, to)
-    if not force and os.path.lexists(dst):
-        raise InvalidArgumentError(f"{dst}: is there already: expected --force or another name")
-    if Path(dst).is_dir():
-        raise InvalidArgumentError(f"{dst}: is a directory: expected the name of a file")
+    _check_place(src, dst, force)
     with opened(src, form, doing="converting") as source:
         written = _write(source, dst, target)
     lost = _not_kept(source, target)
+    notes = [*_changed(source, target), *source.summary.notes]
     if as_json:
         emit_json(
             {
@@ -66,13 +66,14 @@ def convert(
                 "records": written.records,
                 "left_out": written.left_out,
                 "not_kept": lost,
+                "notes": notes,
             }
         )
         return
     lines = [
         (
-            f"wrote {printable(dst)} ({target}): {written.records:,} records of {printable(src)} "
-            f"({source.format})"
+            f"wrote {printable(dst)} ({target}): {counted(written.records, 'record')} of "
+            f"{printable(src)} ({source.format})"
         )
     ]
     if written.left_out:
@@ -80,10 +81,46 @@ def convert(
         lines.append(f"left out: {kinds}; {target} has no line for them")
     if lost:
         lines.append(f"not kept: {', '.join(lost)}")
-    show(lines + [f"note: {printable(note)}" for note in source.summary.notes])
+    show(lines + [f"note: {printable(note)}" for note in notes])
+
+
+def _check_place(src: str, dst: str, force: bool) -> None:
+    """Refuse a DST that is SRC itself, or that must not be replaced.
+
+    Raises
+    ------
+    InvalidArgumentError
+        With what is wrong with it.
+    """
+    try:
+        status = Path(dst).stat()
+    except (OSError, ValueError):  # not there, a link to nowhere, or refused when it is written
+        status = None
+    if status is not None:
+        if src != DEMO and Path(src).exists() and Path(src).samefile(dst):
+            raise InvalidArgumentError(
+                f"{dst}: is the same file as {src}: expected another name, no trace is written "
+                "over itself"
+            )
+        if stat.S_ISDIR(status.st_mode):
+            raise InvalidArgumentError(f"{dst}: is a directory: expected the name of a file")
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidArgumentError(f"{dst}: is not a regular file: expected the name of a file")
+    if not force and os.path.lexists(dst):
+        raise InvalidArgumentError(f"{dst}: is there already: expected --force or another name")
+    # Root may write everything; the bits say what is meant to stay as it is.
+    if status is not None and not (status.st_mode & 0o222 and os.access(dst, os.W_OK)):
+        raise InvalidArgumentError(
+            f"{dst}: may not be written (mode {stat.S_IMODE(status.st_mode):04o}): expected a "
+            "file with write permission or another name"
+        )
 
 
 def _target(dst: str, to: str | None) -> str:
+    if dst == "-":
+        raise InvalidArgumentError(
+            "-: traces are not written to standard output yet: expected the name of a file"
+        )
     suffix = Path(dst).suffix.lower()
     if suffix in _PACKED:
         raise InvalidArgumentError(
@@ -119,20 +156,49 @@ def _arrays(source: Trace, target: str) -> Iterator[Records]:
                 yield maps
             yield first
     yield from chunks
+    _check_some(source, target)
+
+
+def _check_some(source: Trace, target: str) -> None:
+    """Refuse a whole trace of which the format can say nothing; the file is not there yet."""
+    said = WRITERS[target]
+    kinds = source.summary.kinds
+    if said == frozenset(Kind) or any(Kind[name.upper()] in said for name in kinds):
+        return
+    there = ", ".join(f"{number:,} {name}" for name, number in kinds.items()) or "it has none"
+    holds = ", ".join(kind.name.lower() for kind in sorted(said))
+    raise InvalidArgumentError(
+        f"{source.path}: {target} can hold none of its records ({there}): expected records of "
+        f"{holds}, or another format"
+    )
 
 
 def _not_kept(source: Trace, target: str) -> list[str]:
     """What the records carry or refer to that the format cannot say."""
     lost: list[str] = []
     if source.names:
-        lost.append(f"names of {len(source.names):,} operators")
+        lost.append(f"names of {counted(len(source.names), 'operator')}")
     named = sum(
         not mapping.name.startswith(("map", "touched", "range")) for mapping in source.mappings()
     )
     if Kind.MAP not in WRITERS[target]:
         lost.append("mappings")
     elif named:
-        lost.append(f"names of {named:,} mappings")
+        lost.append(f"names of {counted(named, 'mapping')}")
+    if isinstance(source, KfdSmiTrace):
+        lost.append("process ids")
+        if source.gpu_ids and target != "kfd-smi":
+            ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))
+            lost.append(f"GPU ids ({ids})")
     if target == "access-list":
         lost.append("times")
     return lost
+
+
+def _changed(source: Trace, target: str) -> list[str]:
+    """What the trace is no more in its new format."""
+    if target != "access-list" or source.kind != "fault":
+        return []
+    return [
+        "a fault trace became an access trace: nothing in it says that it holds only what faulted"
+    ]

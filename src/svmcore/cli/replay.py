@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,14 +17,28 @@ from ..machine import Machine
 from ..policies.base import Policy, make_policy
 from ..replay import CHUNK, processor_code_of
 from ..replay import replay as run_replay
-from ..report.text import profile_report, replay_report
+from ..report.text import counted, profile_report, replay_report
 from ..result import Result
 from ..traces import Trace
 from ..units import format_size
-from .common import emit_json, format_option, json_option, opened, printable, range_option, show
+from .common import (
+    CheckFailedError,
+    emit_json,
+    format_option,
+    json_option,
+    opened,
+    printable,
+    range_option,
+    rounded,
+    show,
+)
 from .out import check_folder, write_folder
 
 __all__ = ["machine_of", "policy_of", "replay"]
+
+#: What the replay says of a fatal record where it is strict, and of a processor it does not know.
+_FATAL = re.compile(r"record \d+, address 0x")
+_STRANGER = re.compile(r"processor '?\w+'?[:,] expected one of cpu")
 
 
 def machine_of(name: str) -> Machine:
@@ -111,7 +126,7 @@ def space_of(machine: Machine, policy: Policy) -> Space:
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )
-@click.option("--strict", is_flag=True, help="Stop at the first fatal record.")
+@click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
 @click.option(
@@ -155,9 +170,10 @@ def replay(
     try:
         processor_code_of(by, space)
     except SvmError as error:
-        raise InvalidArgumentError(f"--by: {error}") from error
+        raise InvalidArgumentError(f"--by: {error}{_hint(error, node)}") from error
     if out is not None:
         check_folder(out)
+    ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
     with opened(trace, form, ranges, doing=doing) as source:
         try:
@@ -175,9 +191,16 @@ def replay(
         except SvmError as error:
             where = "" if str(error).startswith(source.path) else f"{trace}: "
             wanted = "" if "expected" in str(error) else ": expected every record to be served"
-            raise InvalidArgumentError(f"{where}{error}{wanted}") from error
+            message = f"{where}{error}{wanted}{_hint(error, node)}"
+            if strict and _FATAL.match(str(error)):
+                raise CheckFailedError(message) from error
+            raise InvalidArgumentError(message) from error
     began = time.perf_counter()
     result.trace["path"] = trace
+    result.notes += changed
+    reached = (result.buffers[key].any() for key in ("records", "faults", "moved_pages"))
+    if ranges and not any(reached):
+        result.notes.append("no record of the trace lies inside the ranges given by --range")
     result.notes += _told(source)
     table = _full(result, source)
     if out is not None:
@@ -209,6 +232,13 @@ def replay(
             print("\n".join(profile_report(result.profile)), file=sys.stderr)
     if as_json:
         emit_json(table)
+
+
+def _hint(error: SvmError, machine: Machine) -> str:
+    """Where more GPUs come from, for a processor that the machine lacks."""
+    if not _STRANGER.search(str(error)):
+        return ""
+    return f"; the machine has {counted(len(machine.gpus), 'GPU')}, see --machine"
 
 
 def _told(source: Trace) -> list[str]:
@@ -250,7 +280,7 @@ def _mapped(source: Trace, given: bool) -> str:
         origin = "the pages touched, the trace names no allocation"
     else:
         origin = "named by the trace"
-    return f"{len(mappings):,} mappings, {size} ({origin}); ranges unregistered"
+    return f"{counted(len(mappings), 'mapping')}, {size} ({origin}); ranges unregistered"
 
 
 def _plain(machine: Machine) -> dict[str, Any]:

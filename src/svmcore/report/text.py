@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "comparison",
+    "counted",
     "format_duration",
     "inspection",
     "meaning",
@@ -41,6 +42,11 @@ def format_duration(ns: float) -> str:
         if ns >= factor:
             return f"{ns / factor:,.3f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number and its noun: ``'1 page'``, ``'2,000 pages'``; *many* where s is not enough."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
@@ -90,7 +96,7 @@ def replay_report(
         parts += ["", _figures("processor", _PROCESSOR_COLUMNS, rows)]
     if result.names:
         parts += ["", *_buffer_tables(result)]
-    parts += ["", *_aligned(_times(result))]
+    parts += ["", *_warning(result), *_aligned(_times(result))]
     return parts + [f"note: {printable(note)}" for note in result.notes]
 
 
@@ -132,19 +138,18 @@ def _head(result: Result, machine: Machine, sure: float, mapped: str) -> list[st
     replayed = {"by": result.settings.get("by"), "raw_faults": result.settings.get("raw_faults")}
     gpus = sorted({gpu.vram_pages for gpu in machine.gpus})
     memory = " and ".join(format_size(pages * PAGE_SIZE) for pages in gpus)
-    many = "GPU" if len(machine.gpus) == 1 else "GPUs"
     rows = [
         (
             "trace",
             (
                 f"{printable(str(trace['path']))} ({trace['format']}, {sure:.0%} sure; "
-                f"{trace['kind']} trace), {trace['records']:,} records"
+                f"{trace['kind']} trace), {counted(trace['records'], 'record')}"
             ),
         ),
         ("digest", str(trace["digest"])),
         ("policy", f"{result.policy} {settings_text(own)}"),
         ("replay", settings_text(replayed)),
-        ("machine", f"{printable(machine.name)}, {len(machine.gpus)} {many} of {memory}"),
+        ("machine", f"{printable(machine.name)}, {counted(len(machine.gpus), 'GPU')} of {memory}"),
     ]
     if mapped:
         rows.append(("mapped", printable(mapped)))
@@ -172,7 +177,7 @@ def _counters(result: Result) -> list[str]:
             ),
         ),
         ("evictions", f"{c['evictions']:,}, {format_size(c['evicted_bytes'])}"),
-        ("remote accesses", f"{c['remote_accesses']:,} of {c['pages_touched']:,} page touches"),
+        ("remote accesses", f"{c['remote_accesses']:,} of {_touches(c['pages_touched'])}"),
         ("errors", _errors(result)),
     ]
     return _aligned(rows)
@@ -184,9 +189,29 @@ def _errors(result: Result) -> str:
         return "0"
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in result.reasons.items())
     return (
-        f"{sum(result.reasons.values()):,} records ({reasons}); the first is record "
+        f"{counted(sum(result.reasons.values()), 'record')} ({reasons}); the first is record "
         f"{first['record']}, address {first['addr']:#x}: {first['reason']} ({first['code']})"
     )
+
+
+def _touches(number: int) -> str:
+    return counted(number, "page touch", "page touches")
+
+
+def _warning(result: Result) -> list[str]:
+    """The line above the modelled time of a replay in which records were fatal."""
+    first = result.first_error
+    if first is None:
+        return []
+    common = max(result.reasons, key=lambda reason: result.reasons[reason])
+    return [
+        (
+            f"WARNING: {sum(result.reasons.values()):,} of "
+            f"{counted(result.trace['records'], 'record')} ended fatally: first record "
+            f"{first['record']} at {first['addr']:#x}, most common reason {common} "
+            f"({result.reasons[common]:,}); modelled time covers only what was served"
+        )
+    ]
 
 
 def _times(result: Result) -> list[tuple[str, str]]:
@@ -276,7 +301,9 @@ def _buffer_tables(result: Result) -> list[str | Table]:
     untouched = int(np.count_nonzero(~busy))
     if untouched:
         size = int(buffers["size"][~busy].sum())
-        parts.append(f"untouched: {untouched:,} of {len(buffers):,} buffers, {format_size(size)}")
+        parts.append(
+            f"untouched: {untouched:,} of {counted(len(buffers), 'buffer')}, {format_size(size)}"
+        )
     return parts
 
 
@@ -352,7 +379,7 @@ def comparison(one: Result, other: Result, key: str = "granularity") -> list[str
         parts += ["", buffers]
         rest = len(one.names) - len(order[:_NAMED])
         if len(order) <= _NAMED and rest:
-            parts.append(f"{rest:,} other buffers: the same within {_DIFFERENT:.0%}")
+            parts.append(f"{counted(rest, 'other buffer')}: the same within {_DIFFERENT:.0%}")
     return [*parts, "", meaning(one, other, key)]
 
 
@@ -417,7 +444,7 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
             ),
         ),
         ("digest", table["digest"]),
-        ("size", f"{format_size(table['bytes'])}, {lines['lines']:,} lines or rows"),
+        ("size", f"{format_size(table['bytes'])}, {_lines(lines['lines'])}"),
         ("read", _amounts({name: n for name, n in lines.items() if name != "lines"})),
         ("records", f"{table['records']:,}: {_amounts(table['kinds'])}"),
         ("processors", _amounts(table["processors"])),
@@ -426,9 +453,9 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         (
             "touched",
             (
-                f"{table['touched_pages']:,} different pages, "
+                f"{counted(table['touched_pages'], 'different page')}, "
                 f"{format_size(table['touched_pages'] * PAGE_SIZE)}; "
-                f"{table['page_touches']:,} page touches"
+                f"{_touches(table['page_touches'])}"
             ),
         ),
         ("mappings", f"{mappings['count']:,}, {format_size(mappings['bytes'])}"),
@@ -456,8 +483,12 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         rest = mappings["count"] - len(mappings["top"])
         parts += ["", largest]
         if rest:
-            parts.append(f"and {rest:,} smaller mappings")
+            parts.append(f"and {counted(rest, 'smaller mapping')}")
     return parts + [f"note: {printable(note)}" for note in table["notes"]]
+
+
+def _lines(number: int) -> str:
+    return counted(number, "line or row", "lines or rows")
 
 
 def _amounts(numbers: Mapping[str, int]) -> str:

@@ -117,7 +117,8 @@ class Summary:
     kinds: dict[str, int] = field(default_factory=dict)
     """Records of each kind, by the kind's name in lower case."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Counters of the format; its reader names them."""
+    """Counters of the format; its reader names them. ``dropped_events`` in every format:
+    events that the recorder lost, by the DROPPED records."""
     notes: list[str] = field(default_factory=list)
     """What a person should know, one sentence each."""
 
@@ -355,6 +356,12 @@ class Trace(abc.ABC):
             if waiting:
                 yield _counted(np.concatenate(held) if len(held) > 1 else held[0], summary)
             summary.bytes = source.position
+            if lost := summary.counts.get("dropped_events", 0):
+                places = summary.kinds["dropped"]
+                summary.notes.append(
+                    f"the log lost {lost:,} event{'s' * (lost != 1)} "
+                    f"(in {places:,} place{'s' * (places != 1)}): what they touched is missing here"
+                )
             digest = source.hexdigest()
         if self._digest not in (None, digest):
             raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
@@ -431,6 +438,9 @@ def _counted(chunk: Records, summary: Summary) -> Records:
         if number:
             name = Kind(value).name.lower()
             summary.kinds[name] = summary.kinds.get(name, 0) + number
+            if value == Kind.DROPPED:
+                lost = chunk["value"][chunk["kind"] == value]
+                summary.add("dropped_events", sum(lost.tolist()))
     return chunk
 
 

@@ -579,7 +579,6 @@ class _Parser:
             case 11:
                 return Kind.UNMAP_GPU, event.trigger or 0, unknown
             case 14:
-                self.summary.add("dropped_events", event.dropped or 0)
                 return Kind.DROPPED, event.dropped or 0, unknown
         return Kind.OTHER, event.id, unknown
 

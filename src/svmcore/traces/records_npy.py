@@ -75,19 +75,26 @@ class NpyTrace(RecordsTrace):
         """Number of records that the header promises."""
         try:
             version = np.lib.format.read_magic(source)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise TraceError(
+                self.path, "header", "does not begin as one does: expected a NumPy file"
+            ) from error
+        try:
             if version == (1, 0):
                 shape, _, dtype = np.lib.format.read_array_header_1_0(source)  # type: ignore[arg-type]
             elif version == (2, 0):
                 shape, _, dtype = np.lib.format.read_array_header_2_0(source)  # type: ignore[arg-type]
             else:
-                raise ValueError(f"version {version}")
+                raise TraceError(
+                    self.path,
+                    "header",
+                    f"version {version[0]}.{version[1]}: expected a NumPy file, version 1.0 or 2.0",
+                )
         except TraceError:
             raise
         except Exception as error:  # the header is evaluated: damage raises almost anything
             raise TraceError(
-                self.path,
-                "header",
-                f"{type(error).__name__}: {error}: expected a NumPy file, version 1.0 or 2.0",
+                self.path, "header", "is damaged: expected the whole header of a NumPy file"
             ) from error
         if dtype != RECORD or len(shape) != 1 or shape[0] < 0:
             raise TraceError(

@@ -53,6 +53,9 @@ def _whole_file(path: str) -> Iterator[BinaryIO]:
         raise InvalidArgumentError(f"{path!r}: {error}: expected a file name") from error
     try:
         with os.fdopen(handle, "w+b", 1 << 18) as file:
+            with contextlib.suppress(FileNotFoundError):
+                # A replaced file leaves its permissions to the new one.
+                temporary.chmod(final.stat().st_mode & 0o777)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -294,7 +297,7 @@ def write_records(
     """Write records as a trace file.
 
     The file appears under its name complete or not at all; an existing file is
-    replaced at the end.
+    replaced at the end and leaves its permission bits to the new one.
 
     Parameters
     ----------
