@@ -11,7 +11,6 @@ from ._types cimport record_t
 
 from .errors import InvalidArgumentError
 
-__all__ = ["first_stranger", "tally"]
 
 # Invariant: layout equal to _replay.OUTCOME; the buffer protocol checks it at each call.
 cdef struct outcome_t:
