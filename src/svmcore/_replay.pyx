@@ -8,7 +8,7 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from ._faults cimport REASON_DUPLICATE, REASON_NONE, REASON_OK
-from ._types cimport E_EXIST, E_INVAL, record_t
+from ._types cimport E_EXIST, E_INVAL, outcome_t, record_t
 from .policies._kfd cimport (
     KfdProcess,
     access_t,
@@ -46,19 +46,6 @@ OUTCOME = np.dtype(
         ("pad", "<u4"),
     ]
 )
-
-# Invariant: layout equal to OUTCOME (tests/unit/test_records.py).
-cdef struct outcome_t:
-    uint64_t t_ns
-    uint64_t page
-    uint32_t moved
-    uint32_t remote
-    uint32_t faults
-    uint32_t duplicates
-    int16_t code
-    uint8_t reason
-    uint8_t best
-    uint32_t pad
 
 cdef enum record_kind:
     KIND_ACCESS = 0

@@ -5,27 +5,14 @@ Owns nothing: the table is the caller's. The GIL is released for a whole chunk.
 One thread at a time adds to a table.
 """
 from libc.stddef cimport size_t
-from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
-from ._types cimport record_t
+from ._types cimport outcome_t, record_t
 
 from .errors import InvalidArgumentError
 
 
-# Invariant: layout equal to _replay.OUTCOME; the buffer protocol checks it at each call.
-cdef struct outcome_t:
-    uint64_t t_ns
-    uint64_t page
-    uint32_t moved
-    uint32_t remote
-    uint32_t faults
-    uint32_t duplicates
-    int16_t code
-    uint8_t reason
-    uint8_t best
-    uint32_t pad
-
-# Invariant: layout equal to result.BUFFER; checked in the same way.
+# Invariant: layout equal to result.BUFFER; the buffer protocol checks it at each call.
 cdef struct buffer_t:
     uint64_t start
     uint64_t size

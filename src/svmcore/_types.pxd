@@ -1,6 +1,6 @@
 # cython: language_level=3
 """C types that every compiled module shares. Structs grow at the end only."""
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 
 # Invariant: layout equal to records.RECORD (tests/unit/test_records.py).
 cdef struct record_t:
@@ -13,6 +13,20 @@ cdef struct record_t:
     uint8_t proc       # 0 CPU, 1 + i GPU i, 255 unknown
     uint8_t access     # records.Access
     uint8_t peer       # second location, coded as proc
+
+# What one record did. Invariant: layout equal to _replay.OUTCOME; the buffer protocol checks
+# it at each call.
+cdef struct outcome_t:
+    uint64_t t_ns        # modelled time when the record was done
+    uint64_t page        # page of a fatal end
+    uint32_t moved       # pages moved
+    uint32_t remote      # page touches answered from another memory
+    uint32_t faults      # faults served
+    uint32_t duplicates  # deliveries dropped as duplicates
+    int16_t code         # 0 or a negative errno
+    uint8_t reason       # number in _faults.REASONS; 0: not replayed
+    uint8_t best         # where the last fault was served from; 255 without one
+    uint32_t pad
 
 # Linux errno numbers, on every platform: results are the Linux driver's.
 cdef enum linux_errno:

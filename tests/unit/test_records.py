@@ -41,7 +41,7 @@ def c_fields(path, struct):
 
 @pytest.mark.parametrize(
     ("file", "struct", "dtype"),
-    [("_types.pxd", "record_t", RECORD), ("_replay.pyx", "outcome_t", OUTCOME)],
+    [("_types.pxd", "record_t", RECORD), ("_types.pxd", "outcome_t", OUTCOME)],
 )
 def test_fields_in_order_without_holes(file, struct, dtype):
     fields = c_fields(SOURCE / file, struct)
