@@ -65,6 +65,7 @@ from .policies._kfd cimport (
     kfd_access,
     kfd_deliver,
     kfd_mmap,
+    kfd_mode,
     kfd_munmap,
     kfd_set_attr,
     kfd_step,
@@ -409,6 +410,7 @@ cdef inline int touch(handle_t* h, svmcore_access_t* a) noexcept nogil:
     if ret:
         return ret
     before = e.now
+    kfd_mode(h.p)
     kfd_access(h.p, a.by, a.addr >> PAGE_SHIFT, last >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, 0,
                &out)
     a.reason = out.reason
@@ -504,6 +506,7 @@ cdef int deliver_fault(handle_t* h, svmcore_fault_t* a) noexcept nogil:
     if ret:
         return ret
     before = p.engine.now
+    kfd_mode(p)
     kfd_step(p)
     kfd_deliver(p, a.by - 1, a.addr >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, a.timestamp, 0, &f)
     settle(p)

@@ -10,6 +10,8 @@ from libc.string cimport memset
 from ._faults cimport REASON_DUPLICATE, REASON_NONE, REASON_OK
 from ._types cimport E_EXIST, E_INVAL, outcome_t, record_t
 from .policies._kfd cimport (
+    ATTR_NO_ACCESS,
+    ATTR_PREFETCH,
     KfdProcess,
     access_t,
     attr_t,
@@ -29,7 +31,6 @@ import numpy as np
 
 from .errors import InvalidArgumentError
 from .records import processor_name
-
 
 #: What one record did, 40 bytes, C layout.
 OUTCOME = np.dtype(
@@ -55,8 +56,6 @@ cdef enum record_kind:
     KIND_ADVISE = 4
     KIND_PREFETCH = 5
     UNKNOWN = 255
-    ATTR_PREFETCH = 1
-    ATTR_NO_ACCESS = 4
     AHEAD = 32             # records whose ranges are looked up together
     VMA_READ_WRITE = 1 + 3  # a code of policies._kfd: anonymous memory, read and write
 

@@ -429,6 +429,22 @@ def test_events_are_the_effects_in_order(table: Table) -> None:
     assert table("destroy", handle) == 0
 
 
+@pytest.mark.parametrize("struct", ["svmcore_access_t", "svmcore_fault_t"])
+def test_no_event_is_lost_on_a_space_that_python_used(table: Table, struct: str) -> None:
+    """Python's touches may take the short way, which logs nothing; a watched host's may not."""
+    space = svmcore.Space("gpu-80g")
+    handle = handle_of(table, space)
+    space.map(BASE, 4 * MIB)
+    for by in ("gpu0", "cpu", "gpu0", "cpu"):
+        space.access(BASE, by=by, t_ns=space.now_ns + 10_000_000)
+    watcher = Watcher(table, handle)
+    span = {"bytes": 4096} if struct == "svmcore_access_t" else {}
+    raw = table.struct(struct, by=1, addr=BASE, t_ns=space.now_ns + 10_000_000, **span)
+    assert table("access" if span else "fault", handle, raw) == 0
+    assert [row[:2] for row in watcher.seen] == [(0, 1), (1, 1)]  # moved by a fault, mapped
+    assert table("destroy", handle) == 0
+
+
 def test_events_of_a_neighbour_that_loses_memory(table: Table) -> None:
     machine = svmcore.Machine("small", (svmcore.Gpu(id=7, vram_pages=2 * 512),))
     system = svmcore.System(machine)

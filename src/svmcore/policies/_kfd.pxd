@@ -214,6 +214,17 @@ cdef struct kfd_t:
     bint vma_plain         # it is anonymous memory, read and write
     uint64_t tree_version  # changes when the tree does: ranges looked up before may be stale
 
+# Attribute types, numbers of the ioctl.
+cdef enum attribute_t:
+    ATTR_PREFERRED = 0
+    ATTR_PREFETCH = 1
+    ATTR_ACCESS = 2
+    ATTR_AIP = 3
+    ATTR_NO_ACCESS = 4
+    ATTR_SET_FLAGS = 5
+    ATTR_CLR_FLAGS = 6
+    ATTR_GRANULARITY = 7
+
 # One attribute of a set_attr call: type and value as the ioctl has them.
 cdef struct attr_t:
     uint32_t kind

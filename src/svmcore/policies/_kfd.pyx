@@ -155,16 +155,6 @@ cdef enum:
     FLAG_GPU_RO = 8
     FLAG_ALWAYS_MAPPED = 0x40
 
-cdef enum attribute_t:
-    ATTR_PREFERRED = 0
-    ATTR_PREFETCH = 1
-    ATTR_ACCESS = 2
-    ATTR_AIP = 3
-    ATTR_NO_ACCESS = 4
-    ATTR_SET_FLAGS = 5
-    ATTR_CLR_FLAGS = 6
-    ATTR_GRANULARITY = 7
-
 cdef enum process_state:
     STATE_RUNNING
     STATE_NO_PROCESS

@@ -37,7 +37,14 @@ from .._residency cimport (
     residency_t,
 )
 from ._kfd cimport (
-    kfd_grow_ranges,
+    ATTR_ACCESS,
+    ATTR_AIP,
+    ATTR_CLR_FLAGS,
+    ATTR_GRANULARITY,
+    ATTR_NO_ACCESS,
+    ATTR_PREFERRED,
+    ATTR_PREFETCH,
+    ATTR_SET_FLAGS,
     MAX_GPUS,
     PENDING_ADD,
     PENDING_NONE,
@@ -51,6 +58,7 @@ from ._kfd cimport (
     attr_t,
     attrs_t,
     bo_t,
+    kfd_grow_ranges,
     kfd_mmap,
     kfd_set_attr,
     kfd_t,
@@ -75,15 +83,6 @@ cdef enum:
     VMA_FILE = 5           # a mapping of a file without any protection
     STATES = 5
     LOCATION_UNDEFINED = 0xffffffffU
-    # Attribute numbers of the ioctl.
-    ATTR_PREFERRED = 0
-    ATTR_PREFETCH = 1
-    ATTR_ACCESS = 2
-    ATTR_AIP = 3
-    ATTR_NO_ACCESS = 4
-    ATTR_SET_FLAGS = 5
-    ATTR_CLR_FLAGS = 6
-    ATTR_GRANULARITY = 7
 
 cdef uint64_t TOP_PAGE = (<uint64_t>1 << 52) - 1
 cdef uint64_t TOP_TIME = (<uint64_t>1 << 63) - 1
