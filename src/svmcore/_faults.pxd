@@ -45,7 +45,6 @@ cdef enum event_kind:
     EVENT_EVICT_OBJECT   # value = device number, first = pages of the object
     EVENT_FILTER         # first = page taken out of the fault filter
     EVENT_HANG           # first = page where the driver would never settle
-    EVENT_FAULT          # first = page, to = processor, cause = reason, value = write
 
 # Numbers of the KFD SMI interface.
 cdef enum trigger_t:
