@@ -46,6 +46,7 @@ from ._capi cimport (
     svmcore_space,
 )
 from ._faults cimport engine_t, event_t
+from ._process cimport touch_t
 from ._residency cimport res_where
 from ._types cimport (
     E_BUSY,
@@ -59,7 +60,6 @@ from ._types cimport (
 )
 from .policies._kfd cimport (
     KfdProcess,
-    access_t,
     attr_t,
     fault_t,
     kfd_access,
@@ -399,7 +399,7 @@ cdef int bad_touch(handle_t* h, const svmcore_access_t* a) noexcept nogil:
 
 cdef inline int touch(handle_t* h, svmcore_access_t* a) noexcept nogil:
     """One touch; *a* has a known size."""
-    cdef access_t out
+    cdef touch_t out
     cdef engine_t* e = h.p.engine
     cdef uint64_t last = a.addr + (a.bytes - 1), before
     cdef int ret

@@ -3,12 +3,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .policies._kfd import KfdProcess
+from ._process import Process
 
 OUTCOME: Final[np.dtype[np.void]]
 
 def replay_chunk(
-    process: KfdProcess,
+    process: Process,
     records: NDArray[np.void],
     outcomes: NDArray[np.void],
     *,

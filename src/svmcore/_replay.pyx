@@ -7,22 +7,25 @@ One thread at a time replays into a process.
 from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from ._faults cimport REASON_DUPLICATE, REASON_NONE, REASON_OK
-from ._types cimport E_EXIST, E_INVAL, outcome_t, record_t
+from ._faults cimport REASON_NONE, REASON_OK, engine_t
+from ._process cimport MAX_BATCH, NOWHERE, Process, arrival_t, ops_t, touch_t
+from ._types cimport (
+    E_EXIST,
+    E_INVAL,
+    KIND_ACCESS,
+    KIND_FAULT,
+    KIND_MAP,
+    KIND_PREFETCH,
+    KIND_UNMAP,
+    outcome_t,
+    record_t,
+)
 from .policies._kfd cimport (
-    ATTR_NO_ACCESS,
-    ATTR_PREFETCH,
     KfdProcess,
-    access_t,
-    attr_t,
-    fault_t,
     kfd_access,
-    kfd_deliver,
+    kfd_deliver_touch,
     kfd_look_ahead,
-    kfd_mmap,
     kfd_mode,
-    kfd_munmap,
-    kfd_set_attr,
     kfd_step,
     kfd_t,
 )
@@ -48,16 +51,9 @@ OUTCOME = np.dtype(
     ]
 )
 
-cdef enum record_kind:
-    KIND_ACCESS = 0
-    KIND_FAULT = 1
-    KIND_MAP = 2
-    KIND_UNMAP = 3
-    KIND_ADVISE = 4
-    KIND_PREFETCH = 5
+cdef enum:
     UNKNOWN = 255
     AHEAD = 32             # records whose ranges are looked up together
-    VMA_READ_WRITE = 1 + 3  # a code of policies._kfd: anonymous memory, read and write
 
 cdef struct replay_t:
     uint8_t by           # processor of records that name none
@@ -70,29 +66,7 @@ cdef inline uint32_t narrow(uint64_t value) noexcept nogil:
     return <uint32_t>value if value < 0xffffffffU else 0xffffffffU
 
 
-cdef uint32_t location(kfd_t* p, uint8_t processor) noexcept nogil:
-    if processor == 0:
-        return 0
-    return p.gpus[processor - 1].id if processor <= p.ngpus else 0xffffffffU
-
-
-cdef int advise(kfd_t* p, const record_t* record) noexcept nogil:
-    """An attribute of the record on whole pages; the driver's own result."""
-    cdef attr_t attr
-    cdef bint refused
-    cdef uint64_t first = record.addr >> 12
-    cdef uint64_t end = (record.addr + record.size + 4095) >> 12
-    attr.kind = ATTR_PREFETCH if record.kind == KIND_PREFETCH else record.access
-    attr.value = location(p, record.peer) if attr.kind <= ATTR_NO_ACCESS else record.value
-    return kfd_set_attr(p, first << 12, (end - first) << 12, &attr, 1, 0, &refused)
-
-
-cdef inline void touch(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
-                       outcome_t* out) noexcept nogil:
-    cdef access_t a
-    cdef uint64_t last = record.addr + (record.size - 1 if record.size else 0)
-    kfd_access(p, processor, record.addr >> 12, last >> 12, 1 <= record.access <= 2,
-               node, &a)
+cdef inline void take(outcome_t* out, const touch_t* a) noexcept nogil:
     out.page = a.page
     out.moved = narrow(a.moved)
     out.remote = narrow(a.remote)
@@ -103,30 +77,126 @@ cdef inline void touch(kfd_t* p, const record_t* record, uint8_t processor, uint
     out.best = a.best
 
 
-cdef inline void deliver(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
-                         outcome_t* out) noexcept nogil:
-    """One delivery by the driver's exact rules; it may be dropped."""
-    cdef fault_t f
-    cdef uint64_t before = p.engine.counters.migrated_pages
-    kfd_step(p)
-    kfd_deliver(p, processor - 1, record.addr >> 12, 1 <= record.access <= 2, record.t_ns, node,
-                &f)
-    out.page = record.addr >> 12
-    out.moved = narrow(p.engine.counters.migrated_pages - before)
-    out.code = <int16_t>f.ret
-    out.reason = f.reason
-    out.best = f.best
-    out.faults = f.reason == REASON_OK
-    out.duplicates = f.reason == REASON_DUPLICATE
+cdef inline void wait_for(engine_t* e, const record_t* record, const replay_t* how) noexcept nogil:
+    """With arrival times, a record is not handled before its own."""
+    if how.by_arrival and record.t_ns > how.t0 and record.t_ns - how.t0 > e.now:
+        e.now = record.t_ns - how.t0
 
 
-cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
+cdef inline void pass_time(engine_t* e, const record_t* record, outcome_t* out) noexcept nogil:
+    """What the record cost has passed, then the processor computes."""
+    e.now += e.cost_ns + (record.dur_ns if record.kind == KIND_ACCESS else 0)
+    e.cost_ns = 0
+    out.t_ns = e.now
+
+
+cdef void change(const ops_t* ops, void* state, const record_t* record,
+                 outcome_t* out) noexcept nogil:
+    """A record that maps, unmaps, advises or prefetches."""
+    cdef uint64_t first = record.addr >> 12, last = (record.addr + record.size - 1) >> 12
+    cdef int error
+    ops.step(state)
+    if record.size == 0:
+        error = -E_INVAL
+    elif record.kind == KIND_MAP:
+        error = ops.map(state, first, last)
+        if error == -E_EXIST:
+            error = 0  # mapped before the replay began
+    elif record.kind == KIND_UNMAP:
+        error = ops.unmap(state, first, last)
+    else:
+        error = ops.advise(state, record)
+    out.code = <int16_t>error
+    out.reason = REASON_NONE if error else REASON_OK
+
+
+cdef size_t replay(const ops_t* ops, void* state, engine_t* e, uint32_t ngpus,
+                   const record_t* records, size_t n, outcome_t* out,
                    const replay_t* how) noexcept nogil:
     """Replay records in order; stops early at one whose processor the machine lacks."""
+    cdef size_t i = 0, end, k
+    cdef const record_t* record
+    cdef uint8_t processor
+    cdef uint64_t last
+    cdef touch_t met[MAX_BATCH]
+    cdef arrival_t faults[MAX_BATCH]
+    while i < n:
+        record = records + i
+        memset(out + i, 0, sizeof(outcome_t))
+        out[i].best = NOWHERE
+        if record.kind > KIND_PREFETCH:
+            i += 1
+            continue
+        wait_for(e, record, how)
+        processor = how.by if record.proc == UNKNOWN else record.proc
+        end = i + 1
+        if record.kind > KIND_FAULT:
+            change(ops, state, record, out + i)
+        elif processor > ngpus:
+            return i
+        elif how.raw and record.kind == KIND_FAULT and processor:
+            # Recorded faults in a row arrive together, as many as the driver takes at once.
+            while end < n and end - i < ops.batch and records[end].kind == KIND_FAULT and (
+                0 < (how.by if records[end].proc == UNKNOWN else records[end].proc) <= ngpus
+            ):
+                end += 1
+            for k in range(end - i):
+                faults[k].page = records[i + k].addr >> 12
+                faults[k].ts = records[i + k].t_ns
+                faults[k].processor = (
+                    how.by if records[i + k].proc == UNKNOWN else records[i + k].proc
+                )
+                faults[k].access = records[i + k].access
+            memset(met, 0, (end - i) * sizeof(touch_t))
+            ops.step(state)
+            ops.deliver(state, faults, <uint32_t>(end - i), met)
+            for k in range(end - i):
+                memset(out + i + k, 0, sizeof(outcome_t))
+                take(out + i + k, met + k)
+        else:
+            last = record.addr + (record.size - 1 if record.size else 0)
+            memset(met, 0, sizeof(touch_t))
+            met[0].best = NOWHERE
+            met[0].reason = REASON_OK
+            ops.touch(state, processor, record.addr >> 12, last >> 12, record.access, met)
+            take(out + i, met)
+        while i < end:
+            pass_time(e, records + i, out + i)
+            i += 1
+    return n
+
+
+# ---- kfd: no call through the table, ranges looked up ahead ----
+
+cdef inline void kfd_touch(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
+                           outcome_t* out) noexcept nogil:
+    cdef touch_t a
+    cdef uint64_t last = record.addr + (record.size - 1 if record.size else 0)
+    kfd_access(p, processor, record.addr >> 12, last >> 12, 1 <= record.access <= 2,
+               node, &a)
+    take(out, &a)
+
+
+cdef inline void kfd_raw(kfd_t* p, const record_t* record, uint8_t processor, uint32_t node,
+                         outcome_t* out) noexcept nogil:
+    """One delivery by the driver's exact rules; it may be dropped."""
+    cdef touch_t a
+    cdef arrival_t fault
+    fault.page = record.addr >> 12
+    fault.ts = record.t_ns
+    fault.processor = processor
+    fault.access = record.access
+    kfd_step(p)
+    kfd_deliver_touch(p, &fault, node, &a)
+    take(out, &a)
+
+
+cdef size_t kfd_replay(kfd_t* p, const ops_t* ops, const record_t* records, size_t n,
+                       outcome_t* out, const replay_t* how) noexcept nogil:
+    """:func:`replay` for a process under kfd."""
     cdef size_t i
     cdef const record_t* record
     cdef uint8_t processor
-    cdef int error
     cdef uint64_t pages[AHEAD]
     cdef uint32_t nodes[AHEAD]
     cdef uint64_t version = p.tree_version, before
@@ -145,54 +215,34 @@ cdef size_t replay(kfd_t* p, const record_t* records, size_t n, outcome_t* out,
         # A range made or cut since then: it is looked up when it is needed.
         node = nodes[i % AHEAD] if version == p.tree_version else 0
         memset(out + i, 0, sizeof(outcome_t))
-        out[i].best = UNKNOWN
+        out[i].best = NOWHERE
         if record.kind > KIND_PREFETCH:
             continue
-        if how.by_arrival and record.t_ns > how.t0 and record.t_ns - how.t0 > p.engine.now:
-            p.engine.now = record.t_ns - how.t0
+        wait_for(p.engine, record, how)
         if record.kind <= KIND_FAULT:
             processor = how.by if record.proc == UNKNOWN else record.proc
             if processor > p.ngpus:
                 return i
             before = p.tree_version
             if how.raw and record.kind == KIND_FAULT and processor:
-                deliver(p, record, processor, node, out + i)
+                kfd_raw(p, record, processor, node, out + i)
                 useful += before == p.tree_version
             else:
-                touch(p, record, processor, node, out + i)
+                kfd_touch(p, record, processor, node, out + i)
                 useful += out[i].faults != 0 and processor != 0 and before == p.tree_version
         else:
-            kfd_step(p)
-            error = 0
-            if record.size == 0:
-                error = -E_INVAL
-            elif record.kind == KIND_MAP:
-                error = kfd_mmap(p, record.addr >> 12, (record.addr + record.size - 1) >> 12,
-                                 VMA_READ_WRITE)
-                if error == -E_EXIST:
-                    error = 0  # mapped before the replay began
-            elif record.kind == KIND_UNMAP:
-                error = kfd_munmap(p, record.addr >> 12, (record.addr + record.size - 1) >> 12)
-            else:
-                error = advise(p, record)
-            out[i].code = <int16_t>error
-            out[i].reason = REASON_NONE if error else REASON_OK
-        # What it cost has passed, then the processor computes.
-        p.engine.now += p.engine.cost_ns + (
-            record.dur_ns if record.kind == KIND_ACCESS else 0
-        )
-        p.engine.cost_ns = 0
-        out[i].t_ns = p.engine.now
+            change(ops, p, record, out + i)
+        pass_time(p.engine, record, out + i)
     return n
 
 
-def replay_chunk(KfdProcess process, const record_t[::1] records, outcome_t[::1] outcomes, *,
+def replay_chunk(Process process not None, const record_t[::1] records, outcome_t[::1] outcomes, *,
                  uint8_t by=1, bint raw=False, bint by_arrival=False, uint64_t t0=0):
     """Replay one array of records into a process.
 
     Parameters
     ----------
-    process : KfdProcess
+    process : Process
         Its state and clock move on.
     records : ndarray, shape (n,), dtype RECORD
         Read in place. Records of recorded outcomes are skipped.
@@ -217,6 +267,8 @@ def replay_chunk(KfdProcess process, const record_t[::1] records, outcome_t[::1]
     O(sum of windows served), no allocation a record, GIL released.
     """
     cdef replay_t how
+    cdef KfdProcess kfd = process if isinstance(process, KfdProcess) else None
+    cdef uint32_t ngpus = <uint32_t>len(process.gpus)
     cdef size_t n = records.shape[0], done
     if <size_t>outcomes.shape[0] != n:
         raise InvalidArgumentError(
@@ -229,11 +281,15 @@ def replay_chunk(KfdProcess process, const record_t[::1] records, outcome_t[::1]
     if n == 0:
         return
     with nogil:
-        kfd_mode(process.p)
-        done = replay(process.p, &records[0], n, &outcomes[0], &how)
+        if kfd is not None:
+            kfd_mode(kfd.p)
+            done = kfd_replay(kfd.p, process.ops, &records[0], n, &outcomes[0], &how)
+        else:
+            done = replay(process.ops, process.state, process.engine, ngpus, &records[0], n,
+                          &outcomes[0], &how)
     if done < n:
         processor = by if records[done].proc == UNKNOWN else records[done].proc
         raise InvalidArgumentError(
             f"record {done}: processor {processor_name(processor)}, "
-            f"expected one of {', '.join(processor_name(i) for i in range(1 + process.p.ngpus))}"
+            f"expected one of {', '.join(processor_name(i) for i in range(1 + ngpus))}"
         )

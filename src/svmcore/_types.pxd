@@ -14,6 +14,15 @@ cdef struct record_t:
     uint8_t access     # records.Access
     uint8_t peer       # second location, coded as proc
 
+# Numbers of records.Kind that are replayed.
+cdef enum record_kind:
+    KIND_ACCESS = 0
+    KIND_FAULT = 1
+    KIND_MAP = 2
+    KIND_UNMAP = 3
+    KIND_ADVISE = 4
+    KIND_PREFETCH = 5
+
 # What one record did. Invariant: layout equal to _replay.OUTCOME; the buffer protocol checks
 # it at each call.
 cdef struct outcome_t:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy.typing as npt
 
+from ._process import Node
 from .attributes import (
     ATTRIBUTE_BY_WORD,
     LOCATION_SYSTEM,
@@ -31,7 +32,6 @@ from .errors import (
     error_from_errno,
 )
 from .machine import Machine
-from .policies._kfd import Node
 from .policies.base import SWITCHES, Policy, make_policy, policy_from_dict
 from .policies.outcome import Outcome
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, pages_of, whole

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from svmcore import _ranges, _residency
+from svmcore._process import Node
 from svmcore.errors import OutOfMemoryError
 from svmcore.machine import Gpu
-from svmcore.policies._kfd import KfdProcess, Node
+from svmcore.policies._kfd import KfdProcess
 
 A, B = 0x1001, 0x1002
 GPUS = (Gpu(A, 4096, hive=1), Gpu(B, 4096, hive=1), Gpu(0x1003, 64))

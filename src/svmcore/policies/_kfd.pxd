@@ -9,7 +9,9 @@ Invariant: pages in GPU memory belong to the object that their range holds.
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from .._faults cimport MAX_GPUS, engine_t
+from .._process cimport Process, arrival_t, node_t, touch_t
 from .._ranges cimport ranges_t
+from .._types cimport record_t
 
 # best[] of an attribute set: 0 system memory, 1 + i GPU i, or:
 cdef enum:
@@ -120,13 +122,6 @@ cdef struct rules_t:
     bint reports_eviction
     bint always_mapped_maps
 
-# Memory of the node's devices, shared by its processes.
-cdef struct node_t:
-    uint64_t used[MAX_GPUS]      # pages of living objects
-    uint64_t sequence            # next object's
-    void* processes[64]          # kfd_t of each process
-    uint32_t nprocesses
-
 cdef struct fault_t:
     int32_t ret
     uint8_t reason
@@ -137,16 +132,6 @@ cdef struct fault_t:
     bint counted
     uint64_t first         # window
     uint64_t last
-
-cdef struct access_t:
-    int32_t ret            # 0 or a negative errno
-    uint8_t reason         # of the end: REASON_OK or why it is fatal
-    uint8_t best           # where the last fault was served from, processor code; 255 none
-    uint32_t faults        # served
-    uint32_t duplicates    # dropped deliveries
-    uint64_t remote        # page touches answered from another memory
-    uint64_t moved         # pages that moved
-    uint64_t page          # page of a fatal end
 
 cdef struct kfd_t:
     engine_t* engine
@@ -239,8 +224,13 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
                    fault_t* out) noexcept nogil
 cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
                       uint32_t node, fault_t* out) noexcept nogil
+# The same, told as touches are; nothing steps.
+cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
+                            touch_t* out) noexcept nogil
+# A record of advice or prefetch, as an attribute of whole pages; the driver's own result.
+cdef int kfd_advise(void* state, const record_t* record) noexcept nogil
 cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
-                     uint32_t node, access_t* out) noexcept nogil
+                     uint32_t node, touch_t* out) noexcept nogil
 cdef void kfd_step(kfd_t* p) noexcept nogil
 # Room for that many range records in all; False when memory runs out.
 cdef bint kfd_grow_ranges(kfd_t* p, uint64_t want) noexcept nogil
@@ -252,13 +242,10 @@ cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint fault
 cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
 
-cdef class KfdProcess:
+cdef class KfdProcess(Process):
     cdef kfd_t* p
     cdef object __weakref__
-    cdef readonly tuple gpus
     cdef readonly object rules
-    cdef readonly object node
     cdef dict index
     cdef public bint refused
-    cdef readonly uint64_t moved    # pages that the last access moved
     cdef object result

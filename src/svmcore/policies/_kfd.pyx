@@ -63,6 +63,17 @@ from .._faults cimport (
     trigger_t,
     unmap_t,
 )
+from .._process cimport (
+    KEEPS,
+    NOWHERE,
+    Node,
+    Process,
+    arrival_t,
+    node_make_room,
+    ops_t,
+    tenant_t,
+    touch_t,
+)
 from .._ranges cimport (
     range_entry_t,
     ranges_assign,
@@ -129,6 +140,8 @@ from .._types cimport (
     E_NOSPC,
     E_OVERFLOW,
     E_PERM,
+    KIND_PREFETCH,
+    record_t,
 )
 
 from .._faults import REASONS as _REASONS
@@ -148,9 +161,9 @@ cdef enum:
     # fault reads four times what a mapped touch does.
     CACHED_FAULTS = 1024
     CACHED_TOUCHES = 16384
-    NOWHERE = 255
     LOCATION_UNDEFINED = 0xffffffffU
     GRANULARITY_MAX = 0x3f
+    VMA_READ_WRITE = 1 + 3 # code of an anonymous mapping, read and write
     DEFAULT_FLAGS = 3
     FLAG_GPU_RO = 8
     FLAG_ALWAYS_MAPPED = 0x40
@@ -583,38 +596,26 @@ cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
     return number
 
 
+cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
+    cdef kfd_t* p = <kfd_t*>state
+    cdef uint32_t number = oldest_bo(p, gpu)
+    return p.bos[number].sequence if number else KEEPS
+
+
+cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
+    cdef kfd_t* p = <kfd_t*>state
+    cdef uint32_t number = oldest_bo(p, gpu)
+    bo_evict(p, number)
+    return not p.bos[number].alive
+
+
 cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     """Evict the node's oldest objects on a GPU, one by one, until *size* pages fit."""
-    cdef uint32_t i, number, victim
-    cdef kfd_t* q
-    cdef kfd_t* owner
-    cdef uint64_t before
-    while p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
-        if not p.evict_on_full:
-            return -E_NOMEM
-        owner = NULL
-        victim = 0
-        for i in range(p.node.nprocesses):
-            q = <kfd_t*>p.node.processes[i]
-            number = oldest_bo(q, gpu)
-            if number and (
-                owner == NULL or q.bos[number].sequence < owner.bos[victim].sequence
-            ):
-                owner = q
-                victim = number
-        if owner == NULL:
-            return -E_NOMEM
-        if owner.engine.now < p.engine.now:
-            owner.engine.now = p.engine.now
-        before = owner.engine.cost_ns
-        bo_evict(owner, victim)
-        if owner != p:
-            # The process that needs the room waits for it.
-            p.engine.cost_ns += owner.engine.cost_ns - before
-            owner.engine.cost_ns = before
-        if owner.bos[victim].alive:
-            return -E_NOMEM
-    return 0
+    if p.node.used[gpu] + size <= p.gpus[gpu].vram_pages:
+        return 0
+    if not p.evict_on_full:
+        return -E_NOMEM
+    return node_make_room(p.node, p.engine, gpu, size, p.gpus[gpu].vram_pages)
 
 
 cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
@@ -1121,6 +1122,22 @@ cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_
         p.engine.processors[1 + gpu].faults += 1
     if out.ret:
         p.engine.processors[1 + gpu].fatal += 1
+
+
+cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
+                            touch_t* out) noexcept nogil:
+    """One delivery, told as touches are."""
+    cdef fault_t f
+    cdef uint64_t before = p.engine.counters.migrated_pages
+    kfd_deliver(p, fault.processor - 1, fault.page, 1 <= fault.access <= 2, fault.ts, node, &f)
+    out.ret = f.ret
+    out.reason = f.reason
+    out.best = f.best
+    out.faults = f.reason == REASON_OK
+    out.duplicates = f.reason == REASON_DUPLICATE
+    out.remote = 0
+    out.moved = p.engine.counters.migrated_pages - before
+    out.page = fault.page
 
 
 cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint faults,
@@ -2194,14 +2211,14 @@ cdef int kfd_set_attr(kfd_t* p, uint64_t addr, uint64_t size, const attr_t* attr
 # ---- accesses ---------------------------------------------------------------------------
 
 cdef inline void touched(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last,
-                         access_t* out) noexcept nogil:
+                         touch_t* out) noexcept nogil:
     """Mapped pages answer a GPU's touch."""
     touched_pages(p, gpu, last - first + 1,
                   res_count(p.engine.res, MASK_VRAM << 8 | gpu, first, last), out)
 
 
 cdef inline void touched_pages(kfd_t* p, uint32_t gpu, uint64_t pages, uint64_t local,
-                               access_t* out) noexcept nogil:
+                               touch_t* out) noexcept nogil:
     """Count a touch: pages that are not in the GPU's own memory are remote."""
     p.engine.processors[1 + gpu].pages_touched += pages
     if local < pages:
@@ -2227,14 +2244,14 @@ cdef int wait_for_queues(kfd_t* p) noexcept nogil:
     return 0
 
 
-cdef void fatal(access_t* out, uint64_t page, int ret, uint8_t reason) noexcept nogil:
+cdef void fatal(touch_t* out, uint64_t page, int ret, uint8_t reason) noexcept nogil:
     out.page = page
     out.ret = ret
     out.reason = reason
 
 
 cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
-                      uint32_t node, access_t* out) noexcept nogil:
+                      uint32_t node, touch_t* out) noexcept nogil:
     """A GPU's touch inside one 2 MiB block that is mapped, or that one common fault serves.
 
     Same result as the long way; False where that has to be gone, with nothing changed
@@ -2287,7 +2304,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
 
 
 cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
-                     access_t* out) noexcept nogil:
+                     touch_t* out) noexcept nogil:
     cdef uint64_t page = first, stop
     cdef uint32_t tries = 0
     cdef int error
@@ -2337,7 +2354,7 @@ cdef void gpu_access(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint
             return
 
 
-cdef void cpu_touch(kfd_t* p, uint64_t first, uint64_t last, access_t* out) noexcept nogil:
+cdef void cpu_touch(kfd_t* p, uint64_t first, uint64_t last, touch_t* out) noexcept nogil:
     """Pages of one mapping that need no fault: populate, count what is read in place."""
     cdef uint64_t remote
     res_populate(p.engine.res, first, last)
@@ -2352,7 +2369,7 @@ cdef void cpu_touch(kfd_t* p, uint64_t first, uint64_t last, access_t* out) noex
 
 
 cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
-                   access_t* out) noexcept nogil:
+                   touch_t* out) noexcept nogil:
     cdef uint64_t page = first, end, stop, coherent = 0
     cdef uint32_t code, i
     cdef int error
@@ -2400,13 +2417,13 @@ cdef void cpu_span(kfd_t* p, uint64_t first, uint64_t last, bint write,
 
 
 cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last, bint write,
-                     uint32_t node, access_t* out) noexcept nogil:
+                     uint32_t node, touch_t* out) noexcept nogil:
     """A touch of [first, last] until it is served or fatal; processor 0 is the CPU, 1 + i GPU i.
 
     The clock moves on by what the access waited for and cost.
     """
     cdef uint64_t moved = p.engine.counters.migrated_pages
-    memset(out, 0, sizeof(access_t))
+    memset(out, 0, sizeof(touch_t))
     out.best = NOWHERE
     out.reason = REASON_OK
     kfd_step(p)
@@ -2538,20 +2555,61 @@ _RULES = (
 
 # ---- Python face ------------------------------------------------------------------------
 
-cdef class Node:
-    """Device memory of one node, shared by its processes; made by the engine."""
+cdef uint32_t location(kfd_t* p, uint8_t processor) noexcept nogil:
+    if processor == 0:
+        return 0
+    return p.gpus[processor - 1].id if processor <= p.ngpus else LOCATION_UNDEFINED
 
-    cdef node_t n
 
-    def used(self, gpu):
-        """Pages of living VRAM objects on the GPU of this index."""
-        if not 0 <= gpu < MAX_GPUS:
-            raise InvalidArgumentError(f"GPU index {gpu}: expected 0 to {MAX_GPUS - 1}")
-        return self.n.used[<uint32_t>gpu]
+cdef int kfd_advise(void* state, const record_t* record) noexcept nogil:
+    cdef kfd_t* p = <kfd_t*>state
+    cdef attr_t attr
+    cdef bint refused
+    cdef uint64_t first = record.addr >> 12
+    cdef uint64_t end = (record.addr + record.size + 4095) >> 12
+    attr.kind = ATTR_PREFETCH if record.kind == KIND_PREFETCH else record.access
+    attr.value = location(p, record.peer) if attr.kind <= ATTR_NO_ACCESS else record.value
+    return kfd_set_attr(p, first << 12, (end - first) << 12, &attr, 1, 0, &refused)
+
+
+cdef void ops_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
+                    uint32_t access, touch_t* out) noexcept nogil:
+    cdef kfd_t* p = <kfd_t*>state
+    kfd_mode(p)
+    kfd_access(p, processor, first, last, 1 <= access <= 2, 0, out)
+
+
+cdef void ops_deliver(void* state, const arrival_t* faults, uint32_t n,
+                      touch_t* out) noexcept nogil:
+    cdef kfd_t* p = <kfd_t*>state
+    kfd_mode(p)
+    kfd_deliver_touch(p, faults, 0, out)
+
+
+cdef int ops_map(void* state, uint64_t first, uint64_t last) noexcept nogil:
+    return kfd_mmap(<kfd_t*>state, first, last, VMA_READ_WRITE)
+
+
+cdef int ops_unmap(void* state, uint64_t first, uint64_t last) noexcept nogil:
+    return kfd_munmap(<kfd_t*>state, first, last)
+
+
+cdef void ops_step(void* state) noexcept nogil:
+    kfd_step(<kfd_t*>state)
+
+
+cdef ops_t OPS
+OPS.batch = 1
+OPS.touch = ops_touch
+OPS.deliver = ops_deliver
+OPS.map = ops_map
+OPS.unmap = ops_unmap
+OPS.advise = kfd_advise
+OPS.step = ops_step
 
 
 @cython.no_gc_clear  # __dealloc__ still needs the node when a cycle is collected
-cdef class KfdProcess:
+cdef class KfdProcess(Process):
     """One process under the KFD SVM driver, compiled.
 
     Operations, in page numbers and errnos as the driver speaks them:
@@ -2603,6 +2661,7 @@ cdef class KfdProcess:
                   default_granularity=9, evict_on_full=False, node=None, node_entries=0):
         cdef Node shared = Node() if node is None else node
         cdef kfd_t* p
+        cdef tenant_t tenant
         gpus = tuple(gpus)
         if len(gpus) > MAX_GPUS:
             raise InvalidArgumentError(f"{len(gpus)} GPUs: expected at most {MAX_GPUS}")
@@ -2610,8 +2669,6 @@ cdef class KfdProcess:
             raise InvalidArgumentError(
                 f"default granularity {default_granularity}: expected 0 to 63"
             )
-        if shared.n.nprocesses == 64:
-            raise InvalidArgumentError("a node of 64 processes already: expected at most 64")
         self.rules = kernel_rules(kernel)
         self.gpus = gpus
         self.node = shared
@@ -2638,12 +2695,18 @@ cdef class KfdProcess:
         p.max_pages = max_svm_range_pages or largest_range(gpus)
         if set_defaults(p):
             raise OutOfMemoryError("no memory for a process")
-        shared.n.processes[shared.n.nprocesses] = p
-        shared.n.nprocesses += 1
+        self.state = p
+        self.ops = &OPS
+        self.engine = p.engine
+        tenant.state = p
+        tenant.engine = p.engine
+        tenant.oldest = oldest_age
+        tenant.evict = evict_oldest
+        shared.join(&tenant)
 
     def __dealloc__(self):
         cdef kfd_t* p = self.p
-        cdef uint32_t i, number
+        cdef uint32_t number
         if p == NULL:
             return
         if p.node != NULL:
@@ -2651,11 +2714,7 @@ cdef class KfdProcess:
             while number:
                 p.node.used[p.bos[number].gpu] -= p.bos[number].npages
                 number = p.bos[number].next
-            for i in range(p.node.nprocesses):
-                if p.node.processes[i] == p:
-                    p.node.nprocesses -= 1
-                    p.node.processes[i] = p.node.processes[p.node.nprocesses]
-                    break
+            self.node.leave(p)
         engine_free(p.engine)
         ranges_free(p.tree)
         ranges_free(p.vmas)
@@ -2837,32 +2896,6 @@ cdef class KfdProcess:
             result.window = (f.first, f.last)
         return f.ret
 
-    def access(self, processor, first, last, write):
-        """A touch of pages by a processor until it is served or fatal.
-
-        Parameters
-        ----------
-        processor : int
-            0 the CPU, 1 + i GPU i.
-        first, last : int
-            Pages, inclusive.
-        write : bool
-
-        Returns
-        -------
-        tuple
-            (ret, reason, faults, duplicates, remote page touches, page of a fatal end)
-        """
-        cdef access_t out
-        if not 0 <= processor <= self.p.ngpus:
-            raise InvalidArgumentError(
-                f"processor {processor}: expected 0 (CPU) to {self.p.ngpus}"
-            )
-        kfd_mode(self.p)
-        kfd_access(self.p, processor, first, last, write, 0, &out)
-        self.moved = out.moved
-        return out.ret, _REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
-
     def cpu_access(self, page):
         """A CPU touch: 0, 2 for SIGBUS, -EFAULT without a mapping (section 14)."""
         return kfd_cpu_access(self.p, page)
@@ -2931,39 +2964,7 @@ cdef class KfdProcess:
         """Restore work: map what was invalidated, then let the queues run (section 11)."""
         return run_restore(self.p)
 
-    def step(self, t_ns):
-        """Move the clock to *t_ns* and run what is due by then."""
-        if t_ns > self.p.engine.now:
-            self.p.engine.now = t_ns
-        kfd_step(self.p)
-
-    def set_costs(self, costs):
-        """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
-        self.p.engine.costs.fault_ns = int(costs.fault_ns)
-        self.p.engine.costs.unmap_ns = int(costs.unmap_ns)
-        self.p.engine.costs.move_ns = costs.migrate_latency_ns
-        self.p.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
-        self.p.engine.costs.remote_ns = costs.remote_access_ns
-        self.p.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
-
-    def settle(self):
-        """Let the cost of the operation pass: the clock moves on by it."""
-        settle(self.p)
-
     # ---- views ----
-
-    def totals(self):
-        """Counters of the whole process, by name; pages, not bytes."""
-        return dict(self.p.engine.counters)
-
-    def processors(self):
-        """Counters of each processor, by name: the CPU, then the GPUs."""
-        return [dict(self.p.engine.processors[i]) for i in range(1 + self.p.ngpus)]
-
-    @property
-    def now(self):
-        """Modelled time, ns."""
-        return self.p.engine.now
 
     @property
     def xnack(self):

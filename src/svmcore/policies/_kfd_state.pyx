@@ -1056,7 +1056,7 @@ def unpack(KfdProcess process not None, tables):
     cdef uint32_t linked, ndeferred = 0, i
     cdef Py_ssize_t k
     if (
-        p.live_ranges or p.nbos > 1 or p.node.nprocesses != 1 or ranges_count(p.vmas)
+        p.live_ranges or p.nbos > 1 or p.node.ntenants != 1 or ranges_count(p.vmas)
         or p.engine.res.nblocks > 1 or p.nbuffers or p.nuserptrs
     ):
         raise InvalidArgumentError("state: expected a new process, alone on its node")

@@ -1,0 +1,154 @@
+# cython: language_level=3, freethreading_compatible=True
+"""A process under any policy as the engine sees it, and the node whose memory processes share.
+
+One thread at a time uses a process, and the processes of one node.
+"""
+cimport cython
+from libc.string cimport memset
+
+from ._faults cimport REASON_OK
+from ._types cimport E_NOMEM
+
+from ._faults import REASONS
+from .errors import InvalidArgumentError
+
+
+cdef int node_make_room(node_t* n, engine_t* engine, uint32_t gpu, uint64_t size,
+                        uint64_t capacity) noexcept nogil:
+    cdef uint32_t i
+    cdef uint64_t age, oldest, before
+    cdef tenant_t* owner
+    while n.used[gpu] + size > capacity:
+        owner = NULL
+        oldest = KEEPS
+        for i in range(n.ntenants):
+            age = n.tenants[i].oldest(n.tenants[i].state, gpu)
+            if age < oldest:
+                oldest = age
+                owner = n.tenants + i
+        if owner == NULL:
+            return -E_NOMEM
+        if engine == NULL or owner.engine == engine:
+            if not owner.evict(owner.state, gpu):
+                return -E_NOMEM
+            continue
+        # The process that needs the room waits for it.
+        if owner.engine.now < engine.now:
+            owner.engine.now = engine.now
+        before = owner.engine.cost_ns
+        if not owner.evict(owner.state, gpu):
+            return -E_NOMEM
+        engine.cost_ns += owner.engine.cost_ns - before
+        owner.engine.cost_ns = before
+    return 0
+
+
+cdef class Node:
+    """Device memory of one node, shared by its processes; made by the engine."""
+
+    cdef int join(self, const tenant_t* tenant) except -1:
+        if self.n.ntenants == MAX_TENANTS:
+            raise InvalidArgumentError(
+                f"a node of {MAX_TENANTS} processes already: expected at most {MAX_TENANTS}"
+            )
+        self.n.tenants[self.n.ntenants] = tenant[0]
+        self.n.ntenants += 1
+        return 0
+
+    cdef void leave(self, const void* state) noexcept:
+        cdef uint32_t i
+        for i in range(self.n.ntenants):
+            if self.n.tenants[i].state == state:
+                self.n.ntenants -= 1
+                self.n.tenants[i] = self.n.tenants[self.n.ntenants]
+                break
+
+    def used(self, gpu):
+        """Pages taken of the memory of the GPU of this index."""
+        if not 0 <= gpu < MAX_GPUS:
+            raise InvalidArgumentError(f"GPU index {gpu}: expected 0 to {MAX_GPUS - 1}")
+        return self.n.used[<uint32_t>gpu]
+
+    def take(self, gpu, pages, capacity):
+        """Take *pages* of a GPU's memory of *capacity* pages; processes evict to make room.
+
+        False, and nothing is taken, when they cannot. :meth:`give` brings the pages back.
+        Memory that no process owns is taken so: launch stacks, plain allocations.
+        """
+        self.used(gpu)
+        if pages > capacity or node_make_room(&self.n, NULL, gpu, pages, capacity):
+            return False
+        self.n.used[<uint32_t>gpu] += <uint64_t>pages
+        return True
+
+    def give(self, gpu, pages):
+        """Give back pages that :meth:`take` took."""
+        if pages > self.used(gpu):
+            raise InvalidArgumentError(f"{pages} pages of GPU {gpu}: expected at most those taken")
+        self.n.used[<uint32_t>gpu] -= <uint64_t>pages
+
+
+@cython.no_gc_clear  # a derived __dealloc__ still needs the node when a cycle is collected
+cdef class Process:
+    """One process on a node; the policies' compiled halves derive from it."""
+
+    def access(self, processor, first, last, write):
+        """A touch of pages by a processor until it is served or fatal.
+
+        Parameters
+        ----------
+        processor : int
+            0 the CPU, 1 + i GPU i.
+        first, last : int
+            Pages, inclusive.
+        write : bool
+
+        Returns
+        -------
+        tuple
+            (ret, reason, faults, duplicates, remote page touches, page of a fatal end)
+        """
+        cdef touch_t out
+        if not 0 <= processor <= len(self.gpus):
+            raise InvalidArgumentError(
+                f"processor {processor}: expected 0 (CPU) to {len(self.gpus)}"
+            )
+        memset(&out, 0, sizeof(touch_t))
+        out.best = NOWHERE
+        out.reason = REASON_OK
+        self.ops.touch(self.state, processor, first, last, bool(write), &out)
+        self.moved = out.moved
+        return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
+
+    def step(self, t_ns):
+        """Move the clock to *t_ns* and run what is due by then."""
+        if t_ns > self.engine.now:
+            self.engine.now = t_ns
+        self.ops.step(self.state)
+
+    def set_costs(self, costs):
+        """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
+        self.engine.costs.fault_ns = int(costs.fault_ns)
+        self.engine.costs.unmap_ns = int(costs.unmap_ns)
+        self.engine.costs.move_ns = costs.migrate_latency_ns
+        self.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
+        self.engine.costs.remote_ns = costs.remote_access_ns
+        self.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
+
+    def settle(self):
+        """Let the cost of the operation pass: the clock moves on by it."""
+        self.engine.now += self.engine.cost_ns
+        self.engine.cost_ns = 0
+
+    def totals(self):
+        """Counters of the whole process, by name; pages, not bytes."""
+        return dict(self.engine.counters)
+
+    def processors(self):
+        """Counters of each processor, by name: the CPU, then the GPUs."""
+        return [dict(self.engine.processors[i]) for i in range(1 + len(self.gpus))]
+
+    @property
+    def now(self):
+        """Modelled time, ns."""
+        return self.engine.now
