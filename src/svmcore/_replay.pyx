@@ -21,9 +21,12 @@ from ._types cimport (
     record_t,
 )
 from .policies._kfd cimport (
+    LOOK_AHEAD,
     KfdProcess,
+    ahead_t,
     kfd_access,
     kfd_deliver_touch,
+    kfd_faults,
     kfd_look_ahead,
     kfd_mode,
     kfd_step,
@@ -53,7 +56,6 @@ OUTCOME = np.dtype(
 
 cdef enum:
     UNKNOWN = 255
-    AHEAD = 32             # records whose ranges are looked up together
 
 cdef struct replay_t:
     uint8_t by           # processor of records that name none
@@ -194,29 +196,32 @@ cdef inline void kfd_raw(kfd_t* p, const record_t* record, uint8_t processor, ui
 cdef size_t kfd_replay(kfd_t* p, const ops_t* ops, const record_t* records, size_t n,
                        outcome_t* out, const replay_t* how) noexcept nogil:
     """:func:`replay` for a process under kfd."""
-    cdef size_t i
+    cdef size_t i = 0, end = 0, at, j
     cdef const record_t* record
     cdef uint8_t processor
-    cdef uint64_t pages[AHEAD]
-    cdef uint32_t nodes[AHEAD]
-    cdef uint64_t version = p.tree_version, before
-    cdef size_t ahead = 0, j
-    cdef uint32_t node, useful = AHEAD
-    for i in range(n):
-        record = records + i
-        if i == ahead:
-            ahead = i + AHEAD if n - i > AHEAD else n
-            for j in range(ahead - i):
-                pages[j] = records[i + j].addr >> 12
+    cdef ahead_t ahead
+    cdef uint64_t before
+    cdef uint32_t node, useful = LOOK_AHEAD
+    while i < n:
+        if i == end:
+            end = i + LOOK_AHEAD if n - i > LOOK_AHEAD else n
             # Looking up ranges ahead pays where faults meet ranges that stay as they are.
-            kfd_look_ahead(p, pages, <uint32_t>(ahead - i), useful >= AHEAD // 4, nodes)
-            version = p.tree_version
+            kfd_look_ahead(p, records + i, <uint32_t>(end - i), useful >= LOOK_AHEAD // 4, &ahead)
             useful = 0
+        if how.raw and not how.by_arrival:
+            j = kfd_faults(p, records + i, end - i, &ahead, i % LOOK_AHEAD, how.by, out + i)
+            useful += <uint32_t>j
+            i += j
+            if i == end:
+                continue
+        at = i % LOOK_AHEAD
+        record = records + i
         # A range made or cut since then: it is looked up when it is needed.
-        node = nodes[i % AHEAD] if version == p.tree_version else 0
+        node = ahead.nodes[at] if ahead.version == p.tree_version else 0
         memset(out + i, 0, sizeof(outcome_t))
         out[i].best = NOWHERE
         if record.kind > KIND_PREFETCH:
+            i += 1
             continue
         wait_for(p.engine, record, how)
         if record.kind <= KIND_FAULT:
@@ -233,6 +238,7 @@ cdef size_t kfd_replay(kfd_t* p, const ops_t* ops, const record_t* records, size
         else:
             change(ops, p, record, out + i)
         pass_time(p.engine, record, out + i)
+        i += 1
     return n
 
 

@@ -43,33 +43,37 @@ cdef extern from *:
     #else
     #define SVM_RESTRICT __restrict__
     #endif
-    /* A window of several words moves into a GPU's memory and its page tables: eight words at
-       once, so that compilers use the vector unit of the baseline. In Cython the lines might
-       overlap for all the compiler knows. Returns pages moved; *absent: any was nowhere yet. */
+    /* A window of several words moves into a GPU's memory and its page tables. In Cython the
+       lines might overlap for all the compiler knows. Returns pages moved; *absent: any was
+       nowhere yet. */
     static inline unsigned svm_take_pages(
         uint64_t *SVM_RESTRICT vram, uint64_t *SVM_RESTRICT system,
         uint64_t *SVM_RESTRICT mapped, unsigned lo, unsigned hi,
         uint64_t *absent)
     {
-        uint64_t span[8] = {0}, sum = 0, gone = 0;
-        unsigned w;
-        for (w = lo >> 6; w <= hi >> 6; w++)
-            span[w] = ~0ULL;
-        span[lo >> 6] &= ~0ULL << (lo & 63);
-        span[hi >> 6] &= ~0ULL >> (63 - (hi & 63));
-        for (w = 0; w < 8; w++) {
-            uint64_t m = span[w] & ~vram[w], x;
-            vram[w] |= m;
-            mapped[w] |= span[w];
-            gone |= m & ~system[w];
-            system[w] &= ~m;
-            x = m - ((m >> 1) & 0x5555555555555555ULL);
-            x = (x & 0x3333333333333333ULL) + ((x >> 2) & 0x3333333333333333ULL);
-            sum += (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+        const unsigned last = hi >> 6;
+        unsigned w = lo >> 6, moved = hi - lo + 1;
+        uint64_t gone = 0, span = ~0ULL << (lo & 63);
+        for (;;) {
+            uint64_t held, m, was;
+            if (w == last)
+                span &= ~0ULL >> (63 - (hi & 63));
+            held = vram[w] & span;
+            m = span ^ held;
+            was = system[w];
+            if (held) /* some are there already, and rarely: count them */
+                moved -= svm_popcount64(held);
+            vram[w] |= span;
+            mapped[w] |= span;
+            system[w] = was & ~m;
+            gone |= m & ~was;
+            if (w == last)
+                break;
+            w++;
+            span = ~0ULL;
         }
         *absent = gone;
-        sum = (sum & 0x00ff00ff00ff00ffULL) + ((sum >> 8) & 0x00ff00ff00ff00ffULL);
-        return (unsigned)((sum * 0x0001000100010001ULL) >> 48);
+        return moved;
     }
     #endif
     """

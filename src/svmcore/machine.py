@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .errors import InvalidArgumentError
@@ -145,7 +145,7 @@ class Machine:
         return _machine_of(tomllib.loads(text), f"preset {name}")
 
     @staticmethod
-    def from_toml(path: str | Path) -> Machine:
+    def from_toml(path: str | os.PathLike[str]) -> Machine:
         """A machine from a TOML file of the presets' form.
 
         Raises
@@ -155,6 +155,7 @@ class Machine:
             is not known; the message names the key and lists the known ones.
         """
         import tomllib
+        from pathlib import Path  # where it is used: it is an eighth of importing svmcore
 
         try:
             table = tomllib.loads(Path(path).read_text("utf-8"))
@@ -219,7 +220,7 @@ class Machine:
         return Machine(table["name"], tuple(gpus), Costs(**(costs | {"sources": dict(sources)})))
 
     @staticmethod
-    def resolve(machine: str | Path | Machine) -> Machine:
+    def resolve(machine: str | os.PathLike[str] | Machine) -> Machine:
         """*machine* itself, the preset of that name, or the file at that path."""
         if isinstance(machine, Machine):
             return machine

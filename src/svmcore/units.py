@@ -72,7 +72,8 @@ def pages_of(addr: int, size: int) -> tuple[int, int]:
     OverflowAddressError
         If the interval passes 2**64.
     """
-    addr, size = whole("addr", addr), whole("size", size)
+    if type(addr) is not int or type(size) is not int:  # both as a rule: spare the calls
+        addr, size = whole("addr", addr), whole("size", size)
     if addr < 0 or size <= 0:
         raise InvalidArgumentError(
             f"addr {addr:#x}, size {size}: expected addr >= 0 and size > 0 bytes"

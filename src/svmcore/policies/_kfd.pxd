@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from .._faults cimport MAX_GPUS, engine_t
 from .._process cimport Process, arrival_t, node_t, touch_t
 from .._ranges cimport ranges_t
-from .._types cimport record_t
+from .._types cimport outcome_t, record_t
 
 # best[] of an attribute set: 0 system memory, 1 + i GPU i, or:
 cdef enum:
@@ -234,10 +234,23 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
 cdef void kfd_step(kfd_t* p) noexcept nogil
 # Room for that many range records in all; False when memory runs out.
 cdef bint kfd_grow_ranges(kfd_t* p, uint64_t want) noexcept nogil
-# What n touches will read, asked for ahead so that cache misses overlap; with faults the ranges
-# too: nodes[i], 0 without one.
-cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint faults,
-                         uint32_t* nodes) noexcept nogil
+cdef enum:
+    LOOK_AHEAD = 32        # records at most
+
+# What was found for records ahead of them.
+cdef struct ahead_t:
+    uint64_t version       # of the tree: nodes are stale when it has another
+    uint32_t nodes[LOOK_AHEAD]    # the range at each record's page, 0 without one
+    uint32_t blocks[LOOK_AHEAD]   # and its 2 MiB block
+
+# What n records will read, asked for ahead so that cache misses overlap; with faults the
+# ranges are looked up too.
+cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint faults,
+                         ahead_t* a) noexcept nogil
+# Serve recorded faults from the head of the records on as long as each can go the short way;
+# how many it served. Their place in what was found ahead begins at `at`.
+cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
+                       uint32_t by, outcome_t* out) noexcept nogil
 # Decide once, before faults and touches, whether they may take the short way.
 cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil

@@ -8,7 +8,7 @@ negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
@@ -60,6 +60,7 @@ from .._faults cimport (
     engine_unmap,
     event_t,
     fault_window,
+    processor_t,
     trigger_t,
     unmap_t,
 )
@@ -95,10 +96,10 @@ from .._residency cimport (
     MASK_VRAM,
     NO_BLOCK,
     ask_ahead,
-    block_t,
     ctz64,
     find_block,
     find_table,
+    line_t,
     lines_t,
     popcount64,
     res_any_present,
@@ -140,7 +141,9 @@ from .._types cimport (
     E_NOSPC,
     E_OVERFLOW,
     E_PERM,
+    KIND_FAULT,
     KIND_PREFETCH,
+    outcome_t,
     record_t,
 )
 
@@ -156,7 +159,6 @@ cdef enum:
     RETRIES = 16           # deliveries of one access without progress before it is fatal
     BLOCK = 512
     LINE = 64              # bytes of a cache line
-    LOOK_AHEAD = 32        # most pages looked up ahead of their faults
     # Ranges up to which what is read stays in the cache, and asking for it ahead is lost: a
     # fault reads four times what a mapped touch does.
     CACHED_FAULTS = 1024
@@ -167,6 +169,19 @@ cdef enum:
     DEFAULT_FLAGS = 3
     FLAG_GPU_RO = 8
     FLAG_ALWAYS_MAPPED = 0x40
+
+# How the short way ends.
+cdef enum short_end:
+    SHORT_NOT              # not this way
+    SHORT_SERVED
+    SHORT_DUPLICATE
+    SHORT_DENIED           # no access
+
+cdef struct short_t:
+    uint64_t first         # window
+    uint64_t last
+    uint32_t moved         # pages
+    uint8_t best           # processor code
 
 cdef enum process_state:
     STATE_RUNNING
@@ -622,13 +637,48 @@ cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
     return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t))
 
 
+cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
+    """A new object of the range, held by it; room for it is reserved."""
+    cdef range_t* r = p.ranges + node
+    cdef uint32_t number = p.free_bo
+    cdef bo_t* bo
+    if number:
+        bo = p.bos + number
+        p.free_bo = bo.next
+        ask_ahead(p.bos + p.free_bo)  # the next fault takes that one
+    else:
+        number = p.nbos
+        p.nbos += 1
+        bo = p.bos + number
+        bo.serial = 0
+    bo.npages = size
+    bo.pages = 0
+    bo.sequence = p.node.sequence
+    p.node.sequence += 1
+    bo.holders = 1
+    bo.first = node
+    bo.gpu = <uint8_t>gpu
+    bo.alive = True
+    bo.prev = p.last_bo
+    bo.next = 0
+    if p.last_bo:
+        p.bos[p.last_bo].next = number
+    else:
+        p.first_bo = number
+    p.last_bo = number
+    p.node.used[gpu] += size
+    r.bo = number
+    r.bo_serial = bo.serial
+    r.bo_prev = 0
+    r.bo_next = 0
+    r.bits |= RANGE_HAS_BO | RANGE_ON_BO
+
+
 cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
     """A reference to an object on the GPU: the living one that the range knows, or a new one.
 
     Room for one is reserved.
     """
-    cdef uint32_t number
-    cdef bo_t* bo
     cdef range_t* r = p.ranges + node
     cdef int error
     if bo_alive(p, node) and p.bos[r.bo].gpu == gpu:
@@ -644,35 +694,7 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     error = make_room(p, gpu, size)
     if error:
         return error
-    number = p.free_bo
-    if number:
-        p.free_bo = p.bos[number].next
-        ask_ahead(p.bos + p.free_bo)  # the next fault takes that one
-    else:
-        number = p.nbos
-        p.nbos += 1
-        p.bos[number].serial = 0
-    bo = p.bos + number
-    bo.npages = size
-    bo.pages = 0
-    bo.sequence = p.node.sequence
-    p.node.sequence += 1
-    bo.holders = 1
-    bo.first = 0
-    bo.gpu = <uint8_t>gpu
-    bo.alive = True
-    bo.prev = p.last_bo
-    bo.next = 0
-    if p.last_bo:
-        p.bos[p.last_bo].next = number
-    else:
-        p.first_bo = number
-    p.last_bo = number
-    p.node.used[gpu] += size
-    r.bo = number
-    r.bo_serial = bo.serial
-    r.bits |= RANGE_HAS_BO
-    bo_enlist(p, node)
+    bo_make(p, node, gpu, size)
     return 0
 
 
@@ -683,9 +705,12 @@ cdef inline bint room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nog
     if r.bits & RANGE_HAS_BO:
         return p.bos[r.bo].gpu == gpu
     size = r.last - r.start + 1
-    if p.node.used[gpu] + size > p.gpus[gpu].vram_pages or not reserve_bos(p, 1):
+    if p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
         return False
-    return bo_get(p, node, gpu, size) == 0
+    if p.free_bo and not bo_alive(p, node) and p.fail_vram == 0:
+        bo_make(p, node, gpu, size)
+        return True
+    return reserve_bos(p, 1) and bo_get(p, node, gpu, size) == 0
 
 
 # ---- notifier (sections 11, 13) ---------------------------------------------------------
@@ -1140,21 +1165,28 @@ cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
     out.page = fault.page
 
 
-cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint faults,
-                         uint32_t* nodes) noexcept nogil:
-    cdef uint32_t i, j, table
-    cdef uint32_t* entries[LOOK_AHEAD]
+cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint faults,
+                         ahead_t* a) noexcept nogil:
+    cdef uint32_t i, table
     cdef residency_t* r = p.engine.res
-    cdef block_t* b
-    if faults:
-        ranges_values_many(p.tree, pages, n, nodes)
-    else:
-        memset(nodes, 0, n * sizeof(uint32_t))
-    if p.live_ranges < (CACHED_FAULTS if faults else CACHED_TOUCHES):
-        return
-    # Each stage asks for what the next one reads: directory, header, lines.
+    cdef line_t* lines
+    cdef uint64_t pages[LOOK_AHEAD]
+    cdef uint32_t* entries[LOOK_AHEAD]
     for i in range(n):
-        ask_ahead(p.ranges + nodes[i])
+        pages[i] = records[i].addr >> 12
+    a.version = p.tree_version
+    if faults:
+        ranges_values_many(p.tree, pages, n, a.nodes)
+    else:
+        memset(a.nodes, 0, n * sizeof(uint32_t))
+    if p.live_ranges < (CACHED_FAULTS if faults else CACHED_TOUCHES):
+        for i in range(n):
+            a.blocks[i] = find_block(r, pages[i] >> 9)
+        return
+    # Each step asks for what the next one reads: directory, header, lines. One step after the
+    # other for all records is faster than steps of several groups by turns.
+    for i in range(n):
+        ask_ahead(p.ranges + a.nodes[i])
         table = find_table(r, pages[i] >> 18)
         entries[i] = NULL
         if table:
@@ -1162,15 +1194,15 @@ cdef void kfd_look_ahead(kfd_t* p, const uint64_t* pages, uint32_t n, bint fault
             entries[i] += (pages[i] >> 9) % GROUP_BLOCKS
             ask_ahead(entries[i])
     for i in range(n):
-        if entries[i] != NULL:
-            ask_ahead(r.blocks + entries[i][0])
-        if p.ranges[nodes[i]].bo:
-            ask_ahead(p.bos + p.ranges[nodes[i]].bo)
+        a.blocks[i] = entries[i][0] if entries[i] != NULL else NO_BLOCK
+        ask_ahead(r.blocks + a.blocks[i])
+        ask_ahead(p.bos + p.ranges[a.nodes[i]].bo)
     for i in range(n):
-        if entries[i] != NULL:
-            b = r.blocks + entries[i][0]
-            for j in range(b.n if b.n < 3 else 3):
-                ask_ahead(r.lines + b.lines[j])
+        # Lines made by one fault lie side by side.
+        lines = r.lines + r.blocks[a.blocks[i]].lines[0]
+        ask_ahead(lines)
+        ask_ahead(lines + 1)
+        ask_ahead(lines + 2)
 
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
@@ -1274,51 +1306,53 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
             p.plain_gpus |= <uint64_t>1 << gpu
 
 
-cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint write,
-                      fault_t* out) noexcept nogil:
+cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page,
+                                 uint32_t block, short_t* out) noexcept nogil:
     """The common fault in one pass over one cache line each: same result as the long way.
 
     Common: a settled range, pages that belong to the faulting GPU or stay in system
-    memory, a window inside one 2 MiB block that nobody else has mapped or holds. All
-    else returns False with nothing changed but, at most, a reference to an object.
+    memory, a window inside one 2 MiB block (the page's, *block*) that nobody else has
+    mapped or holds. All else is SHORT_NOT, with nothing changed but, at most, a reference
+    to an object.
     """
     cdef range_t* r = p.ranges + node
     cdef engine_t* e = p.engine
     cdef attrs_t* a = p.sets + r.attrs
-    cdef uint64_t first, last, end, m, span, moved = 0, absent = 0
+    cdef uint64_t first, last, end, m, span, absent = 0
     cdef uint64_t bit = <uint64_t>1 << gpu
-    cdef uint32_t block, w, lo, hi
+    cdef uint32_t w, lo, hi, moved = 0
     cdef uint8_t best
     cdef lines_t l
     if r.side or r.mapped & ~bit or page < r.start or page > r.last:
-        return False
+        return SHORT_NOT
     if r.validate_ns and e.now < r.validate_ns + DUPLICATE_WINDOW_NS:
-        fault_end(out, 0, REASON_DUPLICATE, True)
-        return True
+        return SHORT_DUPLICATE
     best = a.best[gpu]
+    if best == BEST_NONE and p.vma_plain and p.vma_first <= page <= p.vma_last:
+        return SHORT_DENIED
     if best > MAX_GPUS or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO):
-        return False
+        return SHORT_NOT
     if best == 0:
         if r.actual:
-            return False
+            return SHORT_NOT
     elif best != 1 + gpu or (r.actual and r.actual != best):
-        return False
+        return SHORT_NOT
     fault_window(page, a.granularity, r.start, r.last, &first, &last)
     if first < p.vma_first or last > p.vma_last:
         vma_at(p, page, &end)
-    if not p.vma_plain or first < p.vma_first or last > p.vma_last or first >> 9 != last >> 9:
-        return False
-    block = find_block(e.res, first >> 9)
-    if block == NO_BLOCK:
-        return False
+    if (
+        not p.vma_plain or first < p.vma_first or last > p.vma_last
+        or first >> 9 != last >> 9 or block == NO_BLOCK
+    ):
+        return SHORT_NOT
     res_lines(e.res, block, gpu, &l)
     if l.other or l.mapped == NULL:
-        return False
+        return SHORT_NOT
     lo = first & 511
     hi = last & 511
     if best == 0:
         if l.system == NULL or r.bits & RANGE_HAS_BO:
-            return False
+            return SHORT_NOT
         for w in range(lo >> 6, (hi >> 6) + 1):
             span = span_word(w, lo, hi)
             l.system[w] |= span
@@ -1326,7 +1360,7 @@ cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint
     else:
         # A block with a line of GPU memory has one of system memory.
         if l.vram == NULL or l.system == NULL or not room_for_bo(p, node, gpu):
-            return False
+            return SHORT_NOT
         w = lo >> 6
         if w == hi >> 6:
             span = span_word(w, lo, hi)
@@ -1334,7 +1368,7 @@ cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint
             l.mapped[w] |= span
             if m:
                 l.vram[w] |= m
-                moved = popcount64(m)
+                moved = hi - lo + 1 if m == span else popcount64(m)
                 absent = m & ~l.system[w]
                 l.system[w] &= ~m
         else:
@@ -1352,36 +1386,96 @@ cdef bint fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page, bint
             e.counters.migrated_pages += moved
             e.counters.pages_to_device += moved
             e.processors[1 + gpu].pages_in += moved
-            e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
+            # Through a signed number: conversion to an unsigned one takes a branch.
+            e.cost_ns += <uint64_t><int64_t>(
+                e.costs.move_ns + e.costs.move_page_ns * <double><int32_t>moved
+            )
             p.bos[r.bo].pages += moved
-            r.vram_pages += <uint32_t>moved
+            r.vram_pages += moved
             r.actual = best
-        out.migration = True
     e.counters.maps += 1
     r.mapped |= bit
     r.bits |= RANGE_DONE
     r.validate_ns = present_ns(p)
-    out.best = best
     out.first = first
     out.last = last
-    fault_end(out, 0, REASON_OK, True)
-    return True
+    out.moved = moved
+    out.best = best
+    return SHORT_SERVED
+
+
+cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
+                       uint32_t by, outcome_t* out) noexcept nogil:
+    cdef engine_t* e = p.engine
+    cdef processor_t* who
+    cdef size_t i
+    cdef uint32_t gpu, how
+    cdef short_t s
+    if p.restore_pending or p.ndeferred or a.version != p.tree_version:
+        return 0
+    for i in range(n):
+        gpu = (by if records[i].proc == 255 else records[i].proc) - 1
+        if (
+            records[i].kind != KIND_FAULT or a.nodes[at + i] == 0 or gpu >= MAX_GPUS
+            or not p.plain_gpus >> gpu & 1
+        ):
+            return i
+        how = fault_short(p, a.nodes[at + i], gpu, records[i].addr >> 12, a.blocks[at + i], &s)
+        if how == SHORT_NOT:
+            return i
+        who = e.processors + 1 + gpu
+        who.driver_faults += 1
+        out[i].page = records[i].addr >> 12
+        out[i].moved = 0
+        out[i].remote = 0
+        out[i].faults = 0
+        out[i].duplicates = 0
+        out[i].code = 0
+        out[i].best = NOWHERE
+        out[i].pad = 0
+        if how == SHORT_SERVED:
+            out[i].moved = s.moved
+            out[i].faults = 1
+            out[i].reason = REASON_OK
+            out[i].best = s.best
+            who.faults += 1
+            e.now += e.cost_ns + e.costs.fault_ns
+            e.cost_ns = 0
+        elif how == SHORT_DUPLICATE:
+            out[i].duplicates = 1
+            out[i].reason = REASON_DUPLICATE
+            who.duplicates += 1
+        else:
+            out[i].code = -E_ACCES
+            out[i].reason = REASON_NO_ACCESS
+            who.fatal += 1
+            e.now += e.costs.fault_ns
+        out[i].t_ns = e.now
+    return n
 
 
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil:
     """One delivery of a GPU page fault; order of decisions as in section 10."""
     cdef int ret
+    cdef uint32_t how
+    cdef short_t s
     memset(out, 0, sizeof(fault_t))
     out.best = NOWHERE
-    ret = 0
-    if not (
-        gpu >= 0
-        and p.plain_gpus >> gpu & 1
-        and (node or fault_node(p, page, &node))
-        and fault_short(p, node, <uint32_t>gpu, page, write, out)
-    ):
-        ret = fault_decide(p, gpu, page, write, ts, out)
+    if gpu >= 0 and p.plain_gpus >> gpu & 1 and (node or fault_node(p, page, &node)):
+        how = fault_short(p, node, <uint32_t>gpu, page, find_block(p.engine.res, page >> 9), &s)
+        if how != SHORT_NOT:
+            p.engine.processors[1 + gpu].driver_faults += 1
+            if how == SHORT_DUPLICATE:
+                return fault_end(out, 0, REASON_DUPLICATE, True)
+            if how == SHORT_DENIED:
+                return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
+            out.best = s.best
+            out.first = s.first
+            out.last = s.last
+            out.migration = s.best != 0
+            return fault_end(out, 0, REASON_OK, True)
+    ret = fault_decide(p, gpu, page, write, ts, out)
     if out.counted and gpu >= 0:
         p.engine.processors[1 + gpu].driver_faults += 1
     if (
@@ -2261,7 +2355,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
     cdef uint32_t lo = first & 511, hi = last & 511, w, block
     cdef uint64_t span, missing = 0, local = 0
     cdef lines_t l
-    cdef fault_t f
+    cdef short_t f
     if first >> 9 != last >> 9 or p.restore_pending or p.ndeferred:
         return False
     block = find_block(e.res, first >> 9)
@@ -2279,8 +2373,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
         settle(p)
         if not node and not fault_node(p, first, &node):
             return False
-        f.reason = 0
-        if not fault_short(p, node, gpu, first, write, &f) or f.reason != REASON_OK:
+        if fault_short(p, node, gpu, first, block, &f) != SHORT_SERVED:
             return False
         e.processors[1 + gpu].driver_faults += 1
         e.processors[1 + gpu].faults += 1
