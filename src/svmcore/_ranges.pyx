@@ -1381,6 +1381,7 @@ cdef class RangeMap:
 
     # --- looking up
 
+    @cython.binding(False)
     def find(self, page):
         """The entry that holds *page*.
 
@@ -1413,6 +1414,7 @@ cdef class RangeMap:
             ranges_find(self.m, wanted, &entry)
         return (entry.first, entry.last, entry.value)
 
+    @cython.binding(False)  # a plain method descriptor: 8 ns less a call
     def find_value(self, page):
         """The value at *page*; 0 is a hole.
 

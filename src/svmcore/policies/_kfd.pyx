@@ -2970,6 +2970,7 @@ cdef class KfdProcess(Process):
         self.result.out = out
         return 0
 
+    @cython.binding(False)
     def fault(self, gpu_id, page, write, ts=0):
         """One delivery of a GPU page fault (section 10)."""
         cdef fault_t f
