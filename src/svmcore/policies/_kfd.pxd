@@ -198,6 +198,8 @@ cdef struct kfd_t:
     uint64_t vma_last
     bint vma_plain         # it is anonymous memory, read and write
     uint64_t tree_version  # changes when the tree does: ranges looked up before may be stale
+    uint32_t near_node     # range of the last look-up of one page, while that is
+    uint64_t near_version  # the tree's version
 
 # Attribute types, numbers of the ioctl.
 cdef enum attribute_t:

@@ -1206,10 +1206,17 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
 
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
-    """The tree's range at the page; False without one."""
+    """The tree's range at the page; False without one. The last one found is tried first."""
     cdef range_entry_t e
+    cdef range_t* r = p.ranges + p.near_node
+    if p.near_version == p.tree_version and r.start <= page <= r.last:
+        node[0] = p.near_node
+        return True
     ranges_find(p.tree, page, &e)
     node[0] = e.value
+    if e.value:
+        p.near_node = e.value
+        p.near_version = p.tree_version
     return e.value != 0
 
 
@@ -2778,6 +2785,7 @@ cdef class KfdProcess(Process):
             raise OutOfMemoryError("no memory for a process")
         memset(p.sides, 0, sizeof(side_t))  # number 0: a range without rare state
         p.nranges = p.nsides = p.nsets = p.nbos = 1
+        p.near_version = 0xffffffffffffffffU
         p.node = &shared.n
         forget_vma(p)
         take_rules(&p.rules, self.rules)
