@@ -18,17 +18,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidArgumentError, SvmError
+from ..errors import InvalidArgumentError, NotSupportedError, SvmError
 
 __all__ = [
     "CUresult",
     "CallTimeoutError",
     "CheckpointBackend",
     "CheckpointError",
+    "CheckpointNotSupportedError",
     "CustomStorage",
     "ProcessState",
     "Window",
     "bring",
+    "checkpoint_error",
     "gpu_uuid",
     "parse_gpu_map",
     "suspended",
@@ -94,6 +96,17 @@ class CheckpointError(SvmError):
 
     def __reduce__(self) -> tuple[type[CheckpointError], tuple[Any, str, str]]:
         return type(self), (self.result, self.call, self.why)
+
+
+class CheckpointNotSupportedError(CheckpointError, NotSupportedError):
+    """A call, or a feature of one, that this driver does not have."""
+
+
+def checkpoint_error(result: enum.IntEnum | int, call: str, why: str = "") -> CheckpointError:
+    """The error that stands for a result; parameters as :class:`CheckpointError`."""
+    unsupported = result == CUresult.CUDA_ERROR_NOT_SUPPORTED
+    kind = CheckpointNotSupportedError if unsupported else CheckpointError
+    return kind(result, call, why)
 
 
 class CallTimeoutError(SvmError):

@@ -484,6 +484,47 @@ class SimProcess:
                 self.node.system.release(gpu, allocation.held)
                 allocation.on_device = False
 
+    def come_back(self, renamed: Mapping[str, str]) -> None:
+        """Take device memory again and replay the spaces' attributes; all or nothing.
+
+        Parameters
+        ----------
+        renamed : mapping
+            UUID of every GPU of the node -> of the one that takes its place.
+
+        Raises
+        ------
+        SvmError
+            If a GPU has no room, or a space refuses its attributes.
+        """
+        node, system = self.node, self.node.system
+        gpus = tuple(renamed[gpu] for gpu in self.gpus)
+        new = [node.uuids.index(renamed[gpu]) for gpu in node.uuids]
+        old = [new.index(i) for i in range(len(new))]
+        need: dict[str, int] = {}
+        for allocation in self._allocations.values():
+            name = node.gpu_name(gpus[allocation.device])
+            need[name] = need.get(name, 0) + allocation.held
+        taken: list[str] = []
+        back: list[SimSpace] = []
+        try:
+            for name, nbytes in need.items():
+                system.reserve(name, nbytes)
+                taken.append(name)
+            for space in self.spaces:
+                space.come_back(node.now_ns, new)
+                back.append(space)
+        except SvmError:
+            for name in taken:
+                system.release(name, need[name])
+            for space in back:
+                space.come_back(node.now_ns, old)
+                space.leave_gpus(node.now_ns)
+            raise
+        self.gpus = gpus
+        for allocation in self._allocations.values():
+            allocation.on_device = True
+
     def take_host(self, nbytes: int) -> None:
         """Fill host memory with a checkpoint of *nbytes*; negative: give it back."""
         self.host_bytes += nbytes

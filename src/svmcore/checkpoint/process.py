@@ -19,10 +19,10 @@ from ..units import whole
 from .base import (
     CallTimeoutError,
     CheckpointBackend,
-    CheckpointError,
     CUresult,
     CustomStorage,
     ProcessState,
+    checkpoint_error,
     gpu_uuid,
 )
 from .node import (
@@ -148,7 +148,7 @@ class SimCheckpoint(CheckpointBackend):
         """Call one of the functions below by its name."""
         result, *value = getattr(self, call)(*arguments)
         if result != CUresult.CUDA_SUCCESS:
-            raise CheckpointError(result, call, self.why)
+            raise checkpoint_error(result, call, self.why)
         return value[0] if value else None
 
     def lock(self, pid: int, timeout_ms: int = 0) -> None:
@@ -419,11 +419,10 @@ class SimCheckpoint(CheckpointBackend):
                 f"restore from {image}: process {pid} was checkpointed to {process.image}",
             )
         renamed = self._renamed(process, pairs)
-        gpus = tuple(renamed[gpu] for gpu in process.gpus)
         if custom:
-            self._holds_contexts(gpus[device] for device in process.devices())
+            self._holds_contexts(renamed[process.gpus[device]] for device in process.devices())
         self._at("acquire", process)
-        self._acquire(process, gpus, renamed)
+        self._acquire(process, renamed)
         self.node.now_ns += self.node.costs.restore_ns
         if custom:
             self._open(process, args.customStorageInfo_out)
@@ -467,40 +466,15 @@ class SimCheckpoint(CheckpointBackend):
                 renamed[gpu] = place
         return renamed
 
-    def _acquire(
-        self, process: SimProcess, gpus: tuple[str, ...], renamed: Mapping[str, str]
-    ) -> None:
-        """Take device memory on the new GPUs and bring the spaces back; all or nothing."""
-        system, node = self.node.system, self.node
-        need: dict[str, int] = {}
-        for allocation in process.allocations():
-            name = node.gpu_name(gpus[allocation.device])
-            need[name] = need.get(name, 0) + allocation.held
-        taken: list[str] = []
-        back: list[SimSpace] = []
-        index = [node.uuids.index(renamed[gpu]) for gpu in node.uuids]
+    def _acquire(self, process: SimProcess, renamed: Mapping[str, str]) -> None:
         try:
-            for name, nbytes in need.items():
-                system.reserve(name, nbytes)
-                taken.append(name)
-            for space in process.spaces:
-                space.come_back(node.now_ns, index)
-                back.append(space)
+            process.come_back(renamed)
         except SvmError as error:
-            for name in taken:
-                system.release(name, need[name])
-            for space in back:
-                space.leave_gpus(node.now_ns)
-                space.come_back(node.now_ns, [index.index(i) for i in range(len(index))])
-                space.leave_gpus(node.now_ns)
-            mode = node.driver.on_failed_restore
+            mode = self.node.driver.on_failed_restore
             process.stuck = mode == "stuck"
             if mode == "failed":
                 process.state = ProcessState.FAILED
             raise _Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
-        process.gpus = gpus
-        for allocation in process.allocations():
-            allocation.on_device = True
 
     # ---- custom storage ----------------------------------------------------------------
 

@@ -1,0 +1,235 @@
+"""The checkpoint functions of the real CUDA driver, behind the simulator's verbs.
+
+Over ``cuda.bindings.driver`` (extra ``cuda``), or over ``libcuda.so.1`` itself
+where that package is not installed. Linux only.
+
+A call can hang: the driver talks with a thread of the target, and a target that
+is stopped, or a peer that is locked, does not answer. So every call runs beside
+the caller with a limit. A call that passed its limit is still under way: the
+next one on the same process waits for it first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidArgumentError, NotSupportedError
+from ..units import whole
+from .base import (
+    CallTimeoutError,
+    CheckpointBackend,
+    CUresult,
+    CustomStorage,
+    Window,
+    checkpoint_error,
+    gpu_uuid,
+)
+from .libcuda import CUcheckpointCustomStorageInfo, LibCuda
+
+__all__ = ["CudaCheckpoint", "open_driver"]
+
+_INT = 1 << 31
+_GPU_PAIRS, _CUSTOM_STORAGE = 13_000, 13_040
+
+
+def open_driver() -> Any:
+    """``cuda.bindings.driver``, or the driver library itself where that is missing or too old.
+
+    Raises
+    ------
+    NotSupportedError
+        If neither is there.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return LibCuda()
+    return driver if hasattr(driver, "cuCheckpointProcessGetState") else LibCuda()
+
+
+class CudaCheckpoint(CheckpointBackend):
+    """Checkpoint and restore of real processes that use CUDA.
+
+    Parameters
+    ----------
+    driver : object, optional
+        What has the functions of ``cuda.bindings.driver``; by default
+        :func:`open_driver` finds it.
+    call_timeout_s : float
+        Longest wait for a call that moves no data.
+    move_timeout_s : float
+        Longest wait for a checkpoint, a restore, a completion, and for a lock
+        without a timeout of its own.
+
+    Raises
+    ------
+    NotSupportedError
+        If there is no driver; from a verb, if the driver lacks its function or the
+        feature (GPU pairs before CUDA 13.0, custom storage before 13.4).
+    CallTimeoutError
+        From a verb, if the driver does not return in time.
+
+    Thread safety
+    -------------
+    One thread at a time uses a backend.
+    """
+
+    def __init__(
+        self, driver: Any = None, *, call_timeout_s: float = 30.0, move_timeout_s: float = 3600.0
+    ) -> None:
+        self.driver = open_driver() if driver is None else driver
+        self.call_timeout_s = call_timeout_s
+        self.move_timeout_s = move_timeout_s
+        self._initialised = False
+        self._version = 0
+        self._in_flight: dict[int, threading.Thread] = {}
+
+    def invoke(self, call: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        """Call a driver function by its name within a limit, and return its value."""
+        function = getattr(self.driver, call, None)
+        if function is None:
+            raise self._missing(call, "the driver lacks it")
+        target = 0
+        if call.startswith("cuCheckpointProcess"):
+            target = whole("pid", arguments[0])
+            if not -_INT <= target < _INT:
+                raise InvalidArgumentError(f"pid {target}: expected a number of 32 bits")
+            arguments = (target, *arguments[1:])
+        limit_s = self.call_timeout_s if limit_s is None else limit_s
+        try:
+            result, *value = self._within(limit_s, call, target, lambda: function(*arguments))
+        except (RuntimeError, NotSupportedError) as error:  # how the two say that it is missing
+            raise self._missing(call, str(error)) from error
+        if int(result) != CUresult.CUDA_SUCCESS:
+            known = int(result) in CUresult.__members__.values()
+            code = CUresult(int(result)) if known else int(result)
+            raise checkpoint_error(code, call, f"process {target}" if target else "")
+        return value[0] if value else None
+
+    def version(self) -> int:
+        """CUDA version of the driver, 1000 * major + 10 * minor."""
+        if not self._version:
+            self._version = int(self.invoke("cuDriverGetVersion"))
+        return self._version
+
+    def lock(self, pid: int, timeout_ms: int = 0) -> None:
+        """As :meth:`CheckpointBackend.lock`."""
+        timeout_ms = whole("timeout_ms", timeout_ms)
+        if not 0 <= timeout_ms < 1 << 32:
+            raise checkpoint_error(
+                CUresult.CUDA_ERROR_INVALID_VALUE,
+                "cuCheckpointProcessLock",
+                f"timeout {timeout_ms} ms: expected 32 bits",
+            )
+        args = self.driver.CUcheckpointLockArgs()
+        args.timeoutMs = timeout_ms
+        own = timeout_ms / 1000 + self.call_timeout_s if timeout_ms else self.move_timeout_s
+        self.invoke("cuCheckpointProcessLock", pid, args, limit_s=own)
+
+    def checkpoint(self, pid: int, *, custom_storage: bool = False) -> CustomStorage | None:
+        """As :meth:`CheckpointBackend.checkpoint`."""
+        call = "cuCheckpointProcessCheckpoint"
+        args = self.driver.CUcheckpointCheckpointArgs() if custom_storage else None
+        return self._moved(call, pid, args, custom_storage=custom_storage)
+
+    def restore(
+        self,
+        pid: int,
+        gpu_pairs: Mapping[str, str] | None = None,
+        *,
+        custom_storage: bool = False,
+    ) -> CustomStorage | None:
+        """As :meth:`CheckpointBackend.restore`."""
+        call = "cuCheckpointProcessRestore"
+        args: Any = None
+        if gpu_pairs or custom_storage:
+            args = self.driver.CUcheckpointRestoreArgs()
+        if gpu_pairs:
+            self._since(_GPU_PAIRS, call, "GPU pairs")
+            args.gpuPairs = [self._pair(old, new) for old, new in gpu_pairs.items()]
+            args.gpuPairsCount = len(gpu_pairs)
+        self._initialise()
+        return self._moved(call, pid, args, custom_storage=custom_storage)
+
+    def operation_complete(self, handle: int) -> None:
+        """As :meth:`CheckpointBackend.operation_complete`."""
+        call = "cuCheckpointOperationComplete"
+        self._since(_CUSTOM_STORAGE, call, "custom storage")
+        own = self.driver.CUcheckpointOperationHandle(handle)
+        self.invoke(call, own, limit_s=self.move_timeout_s)
+
+    # ---- helpers -----------------------------------------------------------------------
+
+    def _moved(
+        self, call: str, pid: int, args: Any, *, custom_storage: bool
+    ) -> CustomStorage | None:
+        out = ctypes.c_void_p()
+        if custom_storage:
+            self._since(_CUSTOM_STORAGE, call, "custom storage")
+            self._initialise()
+            args.customStorageInfo_out = ctypes.addressof(out)
+        self.invoke(call, pid, args, limit_s=self.move_timeout_s)
+        if not custom_storage:
+            return None
+        info = CUcheckpointCustomStorageInfo.from_address(out.value or 0)
+        rows = [info.perDeviceData[i] for i in range(info.deviceCount)]
+        windows = tuple(Window(row.devPtr, row.size, row.stream) for row in rows)
+        return CustomStorage(info.handle or 0, windows)
+
+    def _pair(self, old: str, new: str) -> Any:
+        pair = self.driver.CUcheckpointGpuPair()
+        # The bytes of a UUID cannot be set through cuda.bindings.
+        both = b"".join(uuid.UUID(gpu_uuid(gpu)[4:]).bytes for gpu in (old, new))
+        ctypes.memmove(int(pair.getPtr()), both, 32)
+        return pair
+
+    def _initialise(self) -> None:
+        if not self._initialised:
+            self.invoke("cuInit", 0)
+            self._initialised = True
+
+    def _since(self, version: int, call: str, what: str) -> None:
+        if self.version() < version:
+            have, need = (f"{n // 1000}.{n % 1000 // 10}" for n in (self.version(), version))
+            raise self._missing(call, f"{what}: CUDA {have}, expected {need} or later")
+
+    @staticmethod
+    def _missing(call: str, why: str) -> Exception:
+        return checkpoint_error(CUresult.CUDA_ERROR_NOT_SUPPORTED, call, why)
+
+    def _within(self, limit_s: float, call: str, target: int, run: Any) -> Any:
+        """What *run* gives; it goes on beside us when it passes the limit."""
+        before = self._in_flight.get(target)
+        if before is not None:
+            before.join(limit_s)
+            if before.is_alive():
+                raise CallTimeoutError(
+                    f"{call}: {before.name} on process {target} has not returned: "
+                    "expected it to end first"
+                )
+        done: list[Any] = []
+        failed: list[BaseException] = []
+
+        def beside() -> None:
+            try:
+                done.append(run())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=beside, name=call, daemon=True)
+        self._in_flight[target] = thread
+        thread.start()
+        thread.join(limit_s)
+        if thread.is_alive():
+            raise CallTimeoutError(
+                f"{call} on process {target}: expected an answer within {limit_s:g} s; "
+                "the call is still under way"
+            )
+        del self._in_flight[target]
+        if failed:
+            raise failed[0]
+        return done[0]
