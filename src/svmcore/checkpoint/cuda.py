@@ -92,7 +92,7 @@ class CudaCheckpoint(CheckpointBackend):
         """Call a driver function by its name within a limit, and return its value."""
         function = getattr(self.driver, call, None)
         if function is None:
-            raise self._missing(call, "the driver lacks it")
+            raise self._missing(call, "expected a driver that has it")
         target = 0
         if call.startswith("cuCheckpointProcess"):
             target = whole("pid", arguments[0])
@@ -103,7 +103,7 @@ class CudaCheckpoint(CheckpointBackend):
         try:
             result, *value = self._within(limit_s, call, target, lambda: function(*arguments))
         except (RuntimeError, NotSupportedError) as error:  # how the two say that it is missing
-            raise self._missing(call, str(error)) from error
+            raise self._missing(call, f"{error}: expected a driver that has it") from error
         if int(result) != CUresult.CUDA_SUCCESS:
             known = int(result) in CUresult.__members__.values()
             code = CUresult(int(result)) if known else int(result)

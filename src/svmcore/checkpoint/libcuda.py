@@ -105,7 +105,7 @@ class LibCuda:
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:
-            raise NotSupportedError(f"{path}: {error}: expected an NVIDIA driver") from error
+            raise NotSupportedError(f"{error}: expected an NVIDIA driver") from error
 
     def cuInit(self, flags: int) -> tuple[int]:
         """Load the driver in this process."""
@@ -146,7 +146,7 @@ class LibCuda:
     def _call(self, name: str, *arguments: Any) -> int:
         function = getattr(self._library, name, None)
         if function is None:
-            raise NotSupportedError(f"{name}: the driver lacks it: expected a newer driver")
+            raise NotSupportedError(f"no function {name}")
         return int(function(*arguments))
 
     def _valued(self, name: str, *arguments: Any) -> tuple[int, int]:
