@@ -94,7 +94,7 @@ class SimWorld:
         self.gpus = list(self.node.uuids)
         self.own_pid = self.sim.caller.pid
 
-    def start(self, mib=64, devices=(0,)):
+    def start(self, mib=16, devices=(0,)):
         return SimChild(self, mib, devices)
 
     def used_mib(self):
@@ -198,7 +198,7 @@ class RealWorld:
         ).stdout
         return [[cell.strip() for cell in line.split(",")] for line in told.splitlines()]
 
-    def start(self, mib=64, devices=(0,)):
+    def start(self, mib=16, devices=(0,)):
         return RealChild(mib, devices)
 
     def used_mib(self):
@@ -233,7 +233,7 @@ def code(call, *arguments, **named):
 
 
 @contextlib.contextmanager
-def child_of(world, mib=64, devices=(0,)):
+def child_of(world, mib=16, devices=(0,)):
     child = world.start(mib, devices)
     try:
         yield child

@@ -56,10 +56,10 @@ class Device:
     def busy(self):
         """Seconds of work: writes over memory of its own, one after another."""
         self.use()
-        size = 4 << 30
+        size = 8 << 30
         scratch = ctypes.c_uint64()
         call("cuMemAlloc_v2", ctypes.byref(scratch), ctypes.c_size_t(size))
-        for value in range(1000):
+        for value in range(500):
             count = ctypes.c_size_t(size // 4)
             call("cuMemsetD32Async", scratch, ctypes.c_uint(value), count, None)
 
