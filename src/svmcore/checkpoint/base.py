@@ -266,16 +266,14 @@ def bring(
     CheckpointError
         Of the step that was refused; ``CUDA_ERROR_ILLEGAL_STATE`` from a state off
         that line.
+    InvalidArgumentError
+        If *to* is off that line.
     """
+    if to not in _LINE:
+        raise InvalidArgumentError(f"{to.name}: expected RUNNING, LOCKED or CHECKPOINTED")
     goal = _LINE.index(to)
-    here = backend.get_state(pid)
+    here = _on_the_line(backend, pid)
     while here != to:
-        if here not in _LINE:
-            raise CheckpointError(
-                CUresult.CUDA_ERROR_ILLEGAL_STATE,
-                "bring",
-                f"process {pid} is {here.name}, expected RUNNING, LOCKED or CHECKPOINTED",
-            )
         at = _LINE.index(here)
         if at < goal:
             if at == 0:
@@ -289,6 +287,17 @@ def bring(
             else:
                 backend.unlock(pid)
             here = _LINE[at - 1]
+
+
+def _on_the_line(backend: CheckpointBackend, pid: int) -> ProcessState:
+    here = backend.get_state(pid)
+    if here not in _LINE:
+        raise CheckpointError(
+            CUresult.CUDA_ERROR_ILLEGAL_STATE,
+            "bring",
+            f"process {pid} is {here.name}, expected RUNNING, LOCKED or CHECKPOINTED",
+        )
+    return here
 
 
 @contextlib.contextmanager
@@ -326,7 +335,7 @@ def suspended(
         If a step is refused, or the process cannot be put back (it died, or its
         GPU has no room any more).
     """
-    found = backend.get_state(pid)
+    found = _on_the_line(backend, pid)
     try:
         bring(backend, pid, ProcessState.CHECKPOINTED, timeout_ms=timeout_ms)
         yield found

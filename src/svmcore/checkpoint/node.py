@@ -249,6 +249,10 @@ class SimSpace(Space):
         for info in self.ranges():
             if info.actual != "cpu":
                 self.evict(info.start)
+        # An object that once failed to leave is beyond eviction; reading its pages moves them.
+        for info in self.ranges():
+            if info.device_pages:
+                super().access(info.start, info.size, "cpu")
         return self.device_bytes() == 0
 
     def come_back(self, t_ns: int, new: Sequence[int]) -> None:

@@ -511,6 +511,8 @@ class SimCheckpoint(CheckpointBackend):
                 "a stream of a window is capturing, expected none",
             )
         self._at("release", process)
+        if not self.caller.alive:
+            return  # the windows went with it, and the target has failed
         del operations[handle]
         self.node.now_ns = max(
             [self.node.now_ns, *(window.stream.busy_until_ns for window in operation.windows)]
