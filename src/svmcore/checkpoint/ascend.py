@@ -150,8 +150,7 @@ class AscendSnapshot(CheckpointBackend):
 
     def invoke(self, call: str, *arguments: Any) -> Any:
         """Call one of the functions above by its name."""
-        function = getattr(self, call, None)
-        self._no(call, "the runtime has no such function", function is None)
+        self._no(call, "the runtime has no such function", not hasattr(self, call))
         self._raise(call, getattr(self, call)(*arguments))
 
     def get_state(self, pid: int) -> ProcessState:
