@@ -1,6 +1,6 @@
 """A simulated node: GPUs with UUIDs, host memory, processes and what they hold.
 
-A :class:`SimNode` is a :class:`svmcore.System` with host memory, GPU UUIDs and
+A :class:`SimNode` is a :class:`svmcore.engine.System` with host memory, GPU UUIDs and
 processes. A :class:`SimProcess` owns plain allocations and spaces and submits
 work. The driver that suspends it is :mod:`svmcore.checkpoint.process`.
 """
@@ -220,18 +220,18 @@ class SimSpace(Space):
     owner: SimProcess | None = None
 
     def access(self, addr: int, size: int = 1, by: str = "gpu0", *args: Any, **named: Any) -> Any:
-        """As :meth:`svmcore.Space.access`."""
+        """As :meth:`svmcore.engine.Space.access`."""
         if by != "cpu":
             self._may_call()
         return super().access(addr, size, by, *args, **named)
 
     def fault(self, *args: Any, **named: Any) -> Any:
-        """As :meth:`svmcore.Space.fault`."""
+        """As :meth:`svmcore.engine.Space.fault`."""
         self._may_call()
         return super().fault(*args, **named)
 
     def set_attr(self, *args: Any, **named: Any) -> int:
-        """As :meth:`svmcore.Space.set_attr`."""
+        """As :meth:`svmcore.engine.Space.set_attr`."""
         self._may_call()
         return super().set_attr(*args, **named)
 
@@ -415,7 +415,7 @@ class SimProcess:
         self.leave_devices([self._allocations.pop(addr)])
 
     def space(self, policy: Any = "kfd", **settings: Any) -> SimSpace:
-        """A new space of this process on the node; parameters as :class:`svmcore.Space`."""
+        """A new space of this process on the node; parameters as :class:`svmcore.engine.Space`."""
         self.may_call("space")
         system = self.node.system
         made = SimSpace(system.machine, policy=policy, system=system, **settings)
