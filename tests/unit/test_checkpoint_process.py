@@ -20,9 +20,9 @@ from svmcore.checkpoint.base import (
     parse_gpu_map,
     suspended,
 )
+from svmcore.checkpoint.node import CheckpointCosts
 from svmcore.checkpoint.process import (
     CallerDiedError,
-    CheckpointCosts,
     CUcheckpointCheckpointArgs,
     CUcheckpointLockArgs,
     CUcheckpointRestoreArgs,
@@ -671,7 +671,14 @@ def test_unknown_words_of_the_driver(bad):
 
 def test_bad_nodes_and_processes():
     one = ["GPU-00000000-0000-0000-0000-000000000001"]
-    for bad in ({"uuids": one}, {"uuids": one * 2}, {"chips": ["a"]}, {"uuids": ["x", "y"]}):
+    for bad in (
+        {"uuids": one},
+        {"uuids": one * 2},
+        {"chips": ["a"]},
+        {"uuids": ["x", "y"]},
+        {"host_memory": -1},
+        {"host_memory": 1.5},
+    ):
         with pytest.raises(InvalidArgumentError, match="expected"):
             SimNode(machine(2), **bad)
     node = node_of(2)
@@ -1072,22 +1079,25 @@ def test_suspended_puts_back_what_it_found(found, inside):
     assert process.allocations()[0].data == "contents"
 
 
-def test_suspended_by_a_lock_that_times_out():
-    node = node_of(1)
-    process, driver = node.spawn(), SimCheckpoint(node)
-    process.submit(None)
-    with pytest.raises(CheckpointError, match="NOT_READY"), suspended(driver, process.pid):
-        pytest.fail("it was suspended")
-    assert driver.get_state(process.pid) == R
-
-
-def test_suspended_unlocks_where_the_checkpoint_fails():
+@pytest.mark.parametrize("what", ["lock", "checkpoint"])
+def test_suspended_runs_on_where_the_way_in_fails(what):
     node = node_of(1, node={"host_memory": 0})
     process, driver = node.spawn(), SimCheckpoint(node)
     process.allocate(MIB)
-    with pytest.raises(CheckpointError, match="OUT_OF_MEMORY"), suspended(driver, process.pid):
+    if what == "lock":
+        process.submit(None)
+    word = {"lock": "NOT_READY", "checkpoint": "OUT_OF_MEMORY"}[what]
+    with pytest.raises(CheckpointError, match=word), suspended(driver, process.pid):
         pytest.fail("it was suspended")
     assert driver.get_state(process.pid) == R
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lock_ns": -1}, {"restore_bytes_per_s": 0}, {"unlock_ns": math.nan}, {"lock_ns": "1"}]
+)
+def test_bad_costs(bad):
+    with pytest.raises(InvalidArgumentError, match="expected a number"):
+        CheckpointCosts(**bad)
 
 
 def test_suspended_with_pairs_that_are_refused():

@@ -9,7 +9,7 @@ device, because it was dumped and started again: :meth:`AscendSnapshot.detach`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import BusyError, SvmError
@@ -19,6 +19,7 @@ from .base import (
     CheckpointError,
     CheckpointNotSupportedError,
     CustomStorage,
+    GpuPairs,
     ProcessState,
 )
 from .node import SimNode, SimProcess
@@ -171,11 +172,7 @@ class AscendSnapshot(CheckpointBackend):
         return None
 
     def restore(
-        self,
-        pid: int,
-        gpu_pairs: Mapping[str, str] | None = None,
-        *,
-        custom_storage: bool = False,
+        self, pid: int, gpu_pairs: GpuPairs = None, *, custom_storage: bool = False
     ) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.restore`, onto the same devices only."""
         self._no("aclrtSnapShotProcessRestore", "other devices", gpu_pairs)

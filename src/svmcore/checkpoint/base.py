@@ -16,7 +16,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import InvalidArgumentError, NotSupportedError, SvmError
 
@@ -27,6 +27,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotSupportedError",
     "CustomStorage",
+    "GpuPairs",
     "ProcessState",
     "Window",
     "bring",
@@ -35,6 +36,10 @@ __all__ = [
     "parse_gpu_map",
     "suspended",
 ]
+
+
+#: UUID of an old GPU -> UUID of the new one.
+GpuPairs: TypeAlias = Mapping[str, str] | None
 
 
 class ProcessState(enum.IntEnum):
@@ -203,11 +208,7 @@ class CheckpointBackend(abc.ABC):
 
     @abc.abstractmethod
     def restore(
-        self,
-        pid: int,
-        gpu_pairs: Mapping[str, str] | None = None,
-        *,
-        custom_storage: bool = False,
+        self, pid: int, gpu_pairs: GpuPairs = None, *, custom_storage: bool = False
     ) -> CustomStorage | None:
         """Take GPUs again and put device memory back at the same addresses: LOCKED.
 
@@ -247,7 +248,7 @@ def bring(
     to: ProcessState,
     *,
     timeout_ms: int = 0,
-    gpu_pairs: Mapping[str, str] | None = None,
+    gpu_pairs: GpuPairs = None,
 ) -> None:
     """Walk the process to RUNNING, LOCKED or CHECKPOINTED, from whichever of them it is in.
 
@@ -306,7 +307,7 @@ def suspended(
     pid: int,
     *,
     timeout_ms: int = 5000,
-    gpu_pairs: Mapping[str, str] | None = None,
+    gpu_pairs: GpuPairs = None,
 ) -> Iterator[ProcessState]:
     """The process holds no GPU inside the block, and is as it was found after it.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidArgumentError, NotSupportedError
@@ -24,6 +23,7 @@ from .base import (
     CheckpointBackend,
     CUresult,
     CustomStorage,
+    GpuPairs,
     Window,
     checkpoint_error,
     gpu_uuid,
@@ -137,11 +137,7 @@ class CudaCheckpoint(CheckpointBackend):
         return self._moved(call, pid, args, custom_storage=custom_storage)
 
     def restore(
-        self,
-        pid: int,
-        gpu_pairs: Mapping[str, str] | None = None,
-        *,
-        custom_storage: bool = False,
+        self, pid: int, gpu_pairs: GpuPairs = None, *, custom_storage: bool = False
     ) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.restore`."""
         call = "cuCheckpointProcessRestore"

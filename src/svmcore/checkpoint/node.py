@@ -7,7 +7,10 @@ work. The driver that suspends it is :mod:`svmcore.checkpoint.process`.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
+import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +48,11 @@ class CheckpointCosts:
     8 GiB of plain allocations), within 15% of every measured row. Several GPUs
     are assumed to be copied one after another; ``window_bytes_per_s``, the
     caller's copies between a window and pinned host memory, is a measured copy.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a time below 0 or a rate that is not above 0.
     """
 
     lock_ns: int = 450_000
@@ -54,6 +62,15 @@ class CheckpointCosts:
     restore_ns: int = 220_000_000
     restore_bytes_per_s: float = 2**30 / 0.19
     window_bytes_per_s: float = 55e9
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            least = 1e-9 if item.name.endswith("_per_s") else 0
+            if not isinstance(value, int | float) or not least <= value < math.inf:
+                raise InvalidArgumentError(
+                    f"{item.name} = {value!r}: expected a number, a rate above 0"
+                )
 
 
 @dataclass(frozen=True)
@@ -271,11 +288,13 @@ class SimSpace(Space):
         try:
             for info in self.ranges():
                 old = self._attributes_of(info, range(len(new)))
-                super().set_attr(info.start, info.size, self._attributes_of(info, new))
+                # An error in moving leaves the attributes set: this range is undone too.
                 done.append((info.start, info.size, old))
+                super().set_attr(info.start, info.size, self._attributes_of(info, new))
         except SvmError:
             for start, size, old in done:
-                super().set_attr(start, size, old)
+                with contextlib.suppress(SvmError):
+                    super().set_attr(start, size, old)
             self.leave_gpus(self.now_ns)
             raise
 
@@ -522,7 +541,8 @@ class SimProcess:
             for name in taken:
                 system.release(name, need[name])
             for space in back:
-                space.come_back(node.now_ns, old)
+                with contextlib.suppress(SvmError):
+                    space.come_back(node.now_ns, old)
                 space.leave_gpus(node.now_ns)
             raise
         self.gpus = gpus
@@ -578,6 +598,8 @@ class SimNode:
         Present modelled time; calls move it on by what they take.
     host_used : int
         Bytes of host memory that checkpoints fill.
+    operations : dict
+        Handle -> :class:`Operation`, of those in hand.
     at_step : callable, optional
         Called with (step, process) inside every long call, before each step in the
         target (``lock``, ``copy``, ``release``, ``acquire``, ``unlock``): a place to
@@ -586,7 +608,8 @@ class SimNode:
     Raises
     ------
     InvalidArgumentError
-        If there is not one UUID and chip a GPU, a UUID repeats or is none.
+        If there is not one UUID and chip a GPU, a UUID repeats or is none, or
+        *host_memory* is negative.
 
     Examples
     --------
@@ -626,6 +649,8 @@ class SimNode:
                 f"{len(set(self.uuids))} different UUIDs, {len(self.chips)} chips: "
                 f"expected {len(machine.gpus)} of each, one for each GPU"
             )
+        if host_memory is not None and whole("host_memory", host_memory) < 0:
+            raise InvalidArgumentError(f"host_memory {host_memory}: expected 0 or more bytes")
         self.host_memory = host_memory
         self.driver = driver or SimDriver()
         self.costs = costs or CheckpointCosts()
@@ -636,7 +661,7 @@ class SimNode:
         self._processes: dict[int, SimProcess] = {}
         self._threads: dict[int, SimProcess] = {}
         self.operations: dict[int, Operation] = {}
-        self.handles = itertools.count(1)
+        self._handles = itertools.count(1)
         self._pids = itertools.count(1000, 2)
 
     def spawn(self, gpus: Iterable[str] | None = None, *, cuda: bool = True) -> SimProcess:
@@ -693,6 +718,12 @@ class SimNode:
             for handle, operation in self.operations.items()
             if operation.caller is not process
         }
+
+    def open(self, operation: Operation) -> int:
+        """Note an operation that awaits its completion; its handle."""
+        handle = next(self._handles)
+        self.operations[handle] = operation
+        return handle
 
     def step(self, t_ns: int) -> None:
         """Move the clock to *t_ns*.

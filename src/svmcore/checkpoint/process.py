@@ -21,37 +21,22 @@ from .base import (
     CheckpointBackend,
     CUresult,
     CustomStorage,
+    GpuPairs,
     ProcessState,
     checkpoint_error,
     gpu_uuid,
 )
-from .node import (
-    Allocation,
-    CheckpointCosts,
-    Operation,
-    SimDriver,
-    SimNode,
-    SimProcess,
-    SimSpace,
-    SimStream,
-    SimWindow,
-)
+from .node import Operation, SimDriver, SimNode, SimProcess, SimStream, SimWindow
 
 __all__ = [
-    "Allocation",
     "CUcheckpointCheckpointArgs",
     "CUcheckpointLockArgs",
     "CUcheckpointRestoreArgs",
     "CUcheckpointUnlockArgs",
     "CallerDiedError",
-    "CheckpointCosts",
     "SimCheckpoint",
     "SimDriver",
     "SimNode",
-    "SimProcess",
-    "SimSpace",
-    "SimStream",
-    "SimWindow",
 ]
 
 _MS = 1_000_000
@@ -162,11 +147,7 @@ class SimCheckpoint(CheckpointBackend):
         return out[0] if out else None
 
     def restore(
-        self,
-        pid: int,
-        gpu_pairs: Mapping[str, str] | None = None,
-        *,
-        custom_storage: bool = False,
+        self, pid: int, gpu_pairs: GpuPairs = None, *, custom_storage: bool = False
     ) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.restore`."""
         out: list[CustomStorage] | None = [] if custom_storage else None
@@ -480,7 +461,7 @@ class SimCheckpoint(CheckpointBackend):
 
     def _open(self, process: SimProcess, out: list[CustomStorage] | None) -> None:
         """Map the target's allocations for the caller: a window a GPU."""
-        handle, addr, windows = next(self.node.handles), _WINDOWS, []
+        addr, windows = _WINDOWS, []
         for device in process.devices():
             parts = tuple(a for a in process.allocations() if a.device == device)
             size = sum(part.held for part in parts)
@@ -489,7 +470,7 @@ class SimCheckpoint(CheckpointBackend):
             windows.append(SimWindow(addr, size, stream, self.node, parts, contents))
             addr += size
         operation = Operation(process, self.caller, tuple(windows))
-        self.node.operations[handle] = operation
+        handle = self.node.open(operation)
         if out is not None:
             out.append(CustomStorage(handle, operation.windows))
 

@@ -195,7 +195,8 @@ def _run(
     table: dict[str, Any] = {"pid": pid, "action": action}
     begin = time.monotonic()
     try:
-        with _working(f"{action} of process {pid}"):
+        # While a command runs, the terminal is its.
+        with contextlib.nullcontext() if action == "suspend" else _working(f"{action} of {pid}"):
             more = act(backend)
         table |= more if isinstance(more, dict) else {}
         table["seconds"] = round(time.monotonic() - begin, 6)
