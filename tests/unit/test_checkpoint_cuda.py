@@ -122,6 +122,34 @@ def test_missing_functions(monkeypatch):
         bench.backend.operation_complete(1)
 
 
+def test_bindings_older_than_the_driver(monkeypatch):
+    """A package of 12.8 on a driver of 13.5: parts of structs are missing, not functions."""
+
+    class Old:
+        __slots__ = ("reserved",)
+
+    bench = Bench(version=13_050)
+    bring(bench.backend, bench.pid, C)
+    same = {gpu: gpu for gpu in bench.node.uuids}
+    monkeypatch.setattr(FakeDriver, "CUcheckpointRestoreArgs", Old)
+    monkeypatch.setattr(FakeDriver, "CUcheckpointCheckpointArgs", Old)
+    monkeypatch.delattr(FakeDriver, "CUcheckpointOperationHandle")
+    before = len(bench.driver.calls)
+    for call in (
+        lambda: bench.backend.restore(bench.pid, same),
+        lambda: bench.backend.restore(bench.pid, custom_storage=True),
+        lambda: bench.backend.checkpoint(bench.pid, custom_storage=True),
+        lambda: bench.backend.operation_complete(1),
+    ):
+        with pytest.raises(CheckpointNotSupportedError, match="expected .*cuda-bindings"):
+            call()
+    monkeypatch.delattr(FakeDriver, "CUcheckpointGpuPair")
+    with pytest.raises(NotSupportedError, match="expected a newer cuda-bindings"):
+        bench.backend.restore(bench.pid, same)
+    assert set(bench.names()[before:]) <= {"cuDriverGetVersion"}
+    bench.backend.restore(bench.pid)  # what needs none of these works
+
+
 def test_versions_are_asked_before_arguments_that_an_old_driver_would_not_read():
     bench = Bench(version=12_090)
     bring(bench.backend, bench.pid, C)

@@ -429,6 +429,21 @@ def test_reserving_is_all_or_nothing():
         alone.reserve("gpu0", 5 * MIB)
 
 
+def test_a_node_guards_its_memory():
+    node = System(machine(1, MIB)).node
+    for call in (
+        lambda: node.reserve(64, 1, 1),
+        lambda: node.reserve(-1, 1, 1),
+        lambda: node.release(64, 1),
+        lambda: node.release(0, 1),
+    ):
+        with pytest.raises(InvalidArgumentError, match="expected"):
+            call()
+    with pytest.raises(OverflowError):
+        node.reserve(0, -1, 1)
+    assert (node.reserve(0, 2, 1), node.reserve(0, 1, 1), node.used(0)) == (-1, 0, 1)
+
+
 def test_without_eviction_nothing_is_pushed_out():
     system = System(machine(1, 64 * MIB))
     space = system.space("kfd", evict_on_full=False)
@@ -682,7 +697,7 @@ def test_bad_nodes_and_processes():
         with pytest.raises(InvalidArgumentError, match="expected"):
             SimNode(machine(2), **bad)
     node = node_of(2)
-    process = node.spawn()
+    process, driver = node.spawn(), SimCheckpoint(node)
     for call in (
         lambda: node.spawn(one),
         lambda: node.spawn([node.uuids[0]] * 2),
@@ -693,11 +708,22 @@ def test_bad_nodes_and_processes():
         lambda: process.allocate(1.5),
         lambda: process.allocate(1, 2),
         lambda: process.free(7),
+        lambda: process.free(None),
+        lambda: process.submit(1, stream=[]),
         lambda: process.submit(-1),
-        lambda: SimCheckpoint(node).get_state("7"),
+        lambda: driver.get_state("7"),
+        lambda: driver.lock(process.pid, 1.5),
+        lambda: driver.restore(process.pid, [("a", "b")]),
+        lambda: driver.operation_complete([]),
+        lambda: driver.cuCheckpointProcessLock(process.pid, CUcheckpointUnlockArgs()),
+        lambda: bring(driver, process.pid, "RUNNING"),
+        lambda: bring(driver, process.pid, ProcessState.FAILED),
     ):
         with pytest.raises(InvalidArgumentError, match="expected"):
             call()
+    for name in ("node", "cuCheckpointProcessDance"):
+        with pytest.raises(CheckpointNotSupportedError, match="expected a function of the driver"):
+            driver.invoke(name)
     assert node.step(5) is None
     assert node.now_ns == 5
 

@@ -33,6 +33,7 @@ __all__ = [
     "bring",
     "checkpoint_error",
     "gpu_uuid",
+    "pairs_of",
     "parse_gpu_map",
     "suspended",
 ]
@@ -132,7 +133,7 @@ class Window:
         Bytes, one contiguous piece.
     stream : object
         A stream of that GPU's primary context: the copies go onto it. A handle of
-        the driver, or a :class:`svmcore.checkpoint.process.SimStream`.
+        the driver, or a :class:`svmcore.checkpoint.node.SimStream`.
     """
 
     addr: int
@@ -271,7 +272,7 @@ def bring(
         If *to* is off that line.
     """
     if to not in _LINE:
-        raise InvalidArgumentError(f"{to.name}: expected RUNNING, LOCKED or CHECKPOINTED")
+        raise InvalidArgumentError(f"state {to!r}: expected RUNNING, LOCKED or CHECKPOINTED")
     goal = _LINE.index(to)
     here = _on_the_line(backend, pid)
     while here != to:
@@ -348,6 +349,19 @@ def suspended(
                 raise
             bring(backend, pid, found, timeout_ms=timeout_ms)
             raise
+
+
+def pairs_of(gpu_pairs: GpuPairs) -> list[tuple[str, str]]:
+    """GPU pairs as a list, none of them for None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If *gpu_pairs* is no mapping.
+    """
+    if gpu_pairs is not None and not isinstance(gpu_pairs, Mapping):
+        raise InvalidArgumentError(f"GPU pairs {gpu_pairs!r:.80}: expected {{old: new}}")
+    return list((gpu_pairs or {}).items())
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)

@@ -27,6 +27,7 @@ from .base import (
     Window,
     checkpoint_error,
     gpu_uuid,
+    pairs_of,
 )
 from .libcuda import CUcheckpointCustomStorageInfo, LibCuda
 
@@ -125,59 +126,72 @@ class CudaCheckpoint(CheckpointBackend):
                 "cuCheckpointProcessLock",
                 f"timeout {timeout_ms} ms: expected 32 bits",
             )
-        args = self.driver.CUcheckpointLockArgs()
-        args.timeoutMs = timeout_ms
+        call = "cuCheckpointProcessLock"
+        args = self._struct(call, "CUcheckpointLockArgs", timeoutMs=timeout_ms)
         own = timeout_ms / 1000 + self.call_timeout_s if timeout_ms else self.move_timeout_s
-        self.invoke("cuCheckpointProcessLock", pid, args, limit_s=own)
+        self.invoke(call, pid, args, limit_s=own)
 
     def checkpoint(self, pid: int, *, custom_storage: bool = False) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.checkpoint`."""
         call = "cuCheckpointProcessCheckpoint"
-        args = self.driver.CUcheckpointCheckpointArgs() if custom_storage else None
-        return self._moved(call, pid, args, custom_storage=custom_storage)
+        if custom_storage:
+            return self._mapped(call, pid, "CUcheckpointCheckpointArgs")
+        self.invoke(call, pid, None, limit_s=self.move_timeout_s)
+        return None
 
     def restore(
         self, pid: int, gpu_pairs: GpuPairs = None, *, custom_storage: bool = False
     ) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.restore`."""
         call = "cuCheckpointProcessRestore"
-        args: Any = None
-        if gpu_pairs or custom_storage:
-            args = self.driver.CUcheckpointRestoreArgs()
-        if gpu_pairs:
+        fields: dict[str, Any] = {}
+        if pairs := pairs_of(gpu_pairs):
             self._since(_GPU_PAIRS, call, "GPU pairs")
-            args.gpuPairs = [self._pair(old, new) for old, new in gpu_pairs.items()]
-            args.gpuPairsCount = len(gpu_pairs)
+            fields["gpuPairs"] = [self._pair(call, old, new) for old, new in pairs]
+            fields["gpuPairsCount"] = len(pairs)
+        if custom_storage:
+            return self._mapped(call, pid, "CUcheckpointRestoreArgs", **fields)
+        args = self._struct(call, "CUcheckpointRestoreArgs", **fields) if fields else None
         self._initialise()
-        return self._moved(call, pid, args, custom_storage=custom_storage)
+        self.invoke(call, pid, args, limit_s=self.move_timeout_s)
+        return None
 
     def operation_complete(self, handle: int) -> None:
         """As :meth:`CheckpointBackend.operation_complete`."""
         call = "cuCheckpointOperationComplete"
         self._since(_CUSTOM_STORAGE, call, "custom storage")
-        own = self.driver.CUcheckpointOperationHandle(handle)
+        if not hasattr(self.driver, "CUcheckpointOperationHandle"):
+            raise self._missing(call, "expected cuda-bindings 13.4 or later")
+        own = self.driver.CUcheckpointOperationHandle(whole("handle", handle))
         self.invoke(call, own, limit_s=self.move_timeout_s)
 
     # ---- helpers -----------------------------------------------------------------------
 
-    def _moved(
-        self, call: str, pid: int, args: Any, *, custom_storage: bool
-    ) -> CustomStorage | None:
+    def _mapped(self, call: str, pid: int, kind: str, **fields: Any) -> CustomStorage:
+        """A checkpoint or restore with custom storage: what the driver hands out."""
+        self._since(_CUSTOM_STORAGE, call, "custom storage")
         out = ctypes.c_void_p()
-        if custom_storage:
-            self._since(_CUSTOM_STORAGE, call, "custom storage")
-            self._initialise()
-            args.customStorageInfo_out = ctypes.addressof(out)
+        fields["customStorageInfo_out"] = ctypes.addressof(out)
+        args = self._struct(call, kind, **fields)
+        self._initialise()
         self.invoke(call, pid, args, limit_s=self.move_timeout_s)
-        if not custom_storage:
-            return None
         info = CUcheckpointCustomStorageInfo.from_address(out.value or 0)
         rows = [info.perDeviceData[i] for i in range(info.deviceCount)]
         windows = tuple(Window(row.devPtr, row.size, row.stream) for row in rows)
         return CustomStorage(info.handle or 0, windows)
 
-    def _pair(self, old: str, new: str) -> Any:
-        pair = self.driver.CUcheckpointGpuPair()
+    def _struct(self, call: str, kind: str, **fields: Any) -> Any:
+        """An argument struct; the package may be older than the driver and lack a part."""
+        try:
+            args = getattr(self.driver, kind)()
+            for name, value in fields.items():
+                setattr(args, name, value)
+        except AttributeError as error:
+            raise self._missing(call, f"{error}: expected a newer cuda-bindings") from error
+        return args
+
+    def _pair(self, call: str, old: str, new: str) -> Any:
+        pair = self._struct(call, "CUcheckpointGpuPair")
         # The bytes of a UUID cannot be set through cuda.bindings.
         both = b"".join(uuid.UUID(gpu_uuid(gpu)[4:]).bytes for gpu in (old, new))
         ctypes.memmove(int(pair.getPtr()), both, 32)

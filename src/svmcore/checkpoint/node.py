@@ -124,7 +124,7 @@ class SimDriver:
     @property
     def number(self) -> tuple[int, int]:
         """The version as two numbers."""
-        major, _, minor = self.version.partition(".")
+        major, _, minor = str(self.version).partition(".")
         return int(major), int(minor)
 
 
@@ -410,7 +410,7 @@ class SimProcess:
             raise InvalidArgumentError(f"size {size}: expected more than 0 bytes")
         if not 0 <= device < len(self.gpus):
             raise InvalidArgumentError(
-                f"device {device}: expected 0 to {len(self.gpus) - 1}, the GPUs of the process"
+                f"device {device}: expected a number below {len(self.gpus)}, the process's GPUs"
             )
         new = Allocation(self._next, size, device, data)
         self.node.system.reserve(self.node.gpu_name(self.gpus[device]), new.held)
@@ -429,7 +429,7 @@ class SimProcess:
             If the process is locked.
         """
         self.may_call("free")
-        if addr not in self._allocations:
+        if whole("addr", addr) not in self._allocations:
             raise InvalidArgumentError(f"free {addr:#x}: expected the address of an allocation")
         self.leave_devices([self._allocations.pop(addr)])
 
@@ -460,7 +460,7 @@ class SimProcess:
             For a negative duration.
         """
         self.may_call("submit")
-        before = self._streams.get(stream, 0)
+        before = self._streams.get(whole("stream", stream), 0)
         if duration_ns is None:
             self._streams[stream] = None
             return

@@ -25,6 +25,7 @@ from .base import (
     ProcessState,
     checkpoint_error,
     gpu_uuid,
+    pairs_of,
 )
 from .node import Operation, SimDriver, SimNode, SimProcess, SimStream, SimWindow
 
@@ -131,6 +132,10 @@ class SimCheckpoint(CheckpointBackend):
 
     def invoke(self, call: str, *arguments: Any) -> Any:
         """Call one of the functions below by its name."""
+        if not call.startswith("cu") or not hasattr(self, call):
+            raise checkpoint_error(
+                CUresult.CUDA_ERROR_NOT_SUPPORTED, call, "expected a function of the driver"
+            )
         result, *value = getattr(self, call)(*arguments)
         if result != CUresult.CUDA_SUCCESS:
             raise checkpoint_error(result, call, self.why)
@@ -151,8 +156,8 @@ class SimCheckpoint(CheckpointBackend):
     ) -> CustomStorage | None:
         """As :meth:`CheckpointBackend.restore`."""
         out: list[CustomStorage] | None = [] if custom_storage else None
-        pairs = list((gpu_pairs or {}).items())
-        self.invoke("cuCheckpointProcessRestore", pid, CUcheckpointRestoreArgs(pairs, out))
+        args = CUcheckpointRestoreArgs(pairs_of(gpu_pairs), out)
+        self.invoke("cuCheckpointProcessRestore", pid, args)
         return out[0] if out else None
 
     # ---- the vendor's functions --------------------------------------------------------
@@ -178,7 +183,7 @@ class SimCheckpoint(CheckpointBackend):
         CallTimeoutError
             If the call would never return: work that never ends, and no timeout.
         """
-        return self._plain(lambda: self._lock(pid, args or CUcheckpointLockArgs()))
+        return self._plain(lambda: self._lock(pid, args))
 
     def cuCheckpointProcessCheckpoint(
         self, pid: int, args: CUcheckpointCheckpointArgs | None = None
@@ -187,7 +192,7 @@ class SimCheckpoint(CheckpointBackend):
 
         ``CUDA_ERROR_OUT_OF_MEMORY`` when the host has no room; the process stays LOCKED.
         """
-        return self._plain(lambda: self._checkpoint(pid, args or CUcheckpointCheckpointArgs()))
+        return self._plain(lambda: self._checkpoint(pid, args))
 
     def cuCheckpointProcessRestore(
         self, pid: int, args: CUcheckpointRestoreArgs | None = None
@@ -197,13 +202,13 @@ class SimCheckpoint(CheckpointBackend):
         ``CUDA_ERROR_OUT_OF_MEMORY`` when a GPU has no room; what follows is
         ``on_failed_restore`` of :class:`SimDriver`.
         """
-        return self._plain(lambda: self._restore(pid, args or CUcheckpointRestoreArgs()))
+        return self._plain(lambda: self._restore(pid, args))
 
     def cuCheckpointProcessUnlock(
         self, pid: int, args: CUcheckpointUnlockArgs | None = None
     ) -> tuple[CUresult]:
         """Let a LOCKED process call again."""
-        return self._plain(lambda: self._unlock(pid, args or CUcheckpointUnlockArgs()))
+        return self._plain(lambda: self._unlock(pid, args))
 
     def cuCheckpointOperationComplete(self, handle: int) -> tuple[CUresult]:
         """Wait for the windows' streams, unmap the windows and finish the operation.
@@ -270,9 +275,15 @@ class SimCheckpoint(CheckpointBackend):
             )
 
     @staticmethod
-    def _reserved(args: Any) -> None:
-        if args.reserved:
+    def _checked(args: Any, kind: type[_T]) -> _T:
+        """The arguments; those of a new struct where there are none."""
+        if args is None:
+            return kind()
+        if not isinstance(args, kind):
+            raise InvalidArgumentError(f"args {args!r:.80}: expected {kind.__name__}")
+        if getattr(args, "reserved", 0):
             raise _Refused(CUresult.CUDA_ERROR_INVALID_VALUE, "reserved arguments: expected zeros")
+        return args
 
     @staticmethod
     def _expect(process: SimProcess, state: ProcessState) -> None:
@@ -293,20 +304,20 @@ class SimCheckpoint(CheckpointBackend):
 
     # ---- lock and unlock ---------------------------------------------------------------
 
-    def _lock(self, pid: int, args: CUcheckpointLockArgs) -> None:
-        self._reserved(args)
-        if not 0 <= args.timeoutMs < _UINT32:
+    def _lock(self, pid: int, args: CUcheckpointLockArgs | None) -> None:
+        timeout_ms = whole("timeout_ms", self._checked(args, CUcheckpointLockArgs).timeoutMs)
+        if not 0 <= timeout_ms < _UINT32:
             raise _Refused(
-                CUresult.CUDA_ERROR_INVALID_VALUE, f"timeout {args.timeoutMs}: expected 32 bits"
+                CUresult.CUDA_ERROR_INVALID_VALUE, f"timeout {timeout_ms} ms: expected 32 bits"
             )
         process = self._target(pid)
         self._expect(process, ProcessState.RUNNING)
-        idle, limit = process.idle_ns(), self.node.now_ns + args.timeoutMs * _MS
-        if args.timeoutMs and (idle is None or idle > limit):
+        idle, limit = process.idle_ns(), self.node.now_ns + timeout_ms * _MS
+        if timeout_ms and (idle is None or idle > limit):
             self.node.now_ns = limit
             raise _Refused(
                 CUresult.CUDA_ERROR_NOT_READY,
-                f"process {pid} has work after {args.timeoutMs} ms, expected none",
+                f"process {pid} has work after {timeout_ms} ms, expected none",
             )
         if idle is None:
             raise CallTimeoutError(
@@ -317,8 +328,8 @@ class SimCheckpoint(CheckpointBackend):
         self.node.now_ns = idle + self.node.costs.lock_ns
         process.state = ProcessState.LOCKED
 
-    def _unlock(self, pid: int, args: CUcheckpointUnlockArgs) -> None:
-        self._reserved(args)
+    def _unlock(self, pid: int, args: CUcheckpointUnlockArgs | None) -> None:
+        self._checked(args, CUcheckpointUnlockArgs)
         process = self._target(pid)
         self._expect(process, ProcessState.LOCKED)
         self._at("unlock", process)
@@ -327,9 +338,9 @@ class SimCheckpoint(CheckpointBackend):
 
     # ---- checkpoint --------------------------------------------------------------------
 
-    def _checkpoint(self, pid: int, args: CUcheckpointCheckpointArgs) -> None:
-        self._reserved(args)
-        custom = args.customStorageInfo_out is not None
+    def _checkpoint(self, pid: int, args: CUcheckpointCheckpointArgs | None) -> None:
+        out = self._checked(args, CUcheckpointCheckpointArgs).customStorageInfo_out
+        custom = out is not None
         process = self._target(pid)
         if custom:
             self._capable_of_custom(process)
@@ -353,7 +364,7 @@ class SimCheckpoint(CheckpointBackend):
             )
         self.node.now_ns += self.node.costs.checkpoint_ns
         if custom:
-            self._open(process, args.customStorageInfo_out)
+            self._open(process, out)
             process.state = ProcessState.CHECKPOINTING
             return
         self.node.now_ns += int((in_spaces + plain) * 1e9 / self.node.costs.checkpoint_bytes_per_s)
@@ -373,10 +384,10 @@ class SimCheckpoint(CheckpointBackend):
 
     # ---- restore -----------------------------------------------------------------------
 
-    def _restore(self, pid: int, args: CUcheckpointRestoreArgs) -> None:
-        self._reserved(args)
-        pairs = _uuid_pairs(args.gpuPairs)
-        custom = args.customStorageInfo_out is not None
+    def _restore(self, pid: int, args: CUcheckpointRestoreArgs | None) -> None:
+        args = self._checked(args, CUcheckpointRestoreArgs)
+        pairs, out = _uuid_pairs(args.gpuPairs), args.customStorageInfo_out
+        custom = out is not None
         process = self._target(pid)
         if pairs:
             self._capable((13, 0), "GPU pairs")
@@ -406,7 +417,7 @@ class SimCheckpoint(CheckpointBackend):
         self._acquire(process, renamed)
         self.node.now_ns += self.node.costs.restore_ns
         if custom:
-            self._open(process, args.customStorageInfo_out)
+            self._open(process, out)
             process.state = ProcessState.RESTORING
             return
         self._at("copy", process)
@@ -477,7 +488,7 @@ class SimCheckpoint(CheckpointBackend):
     def _complete(self, handle: int) -> None:
         self._capable((13, 4), "custom storage")
         operations = self.node.operations
-        operation = operations.get(handle)
+        operation = operations.get(whole("handle", handle))
         if operation is None or operation.caller is not self.caller:
             raise _Refused(
                 CUresult.CUDA_ERROR_INVALID_VALUE,
