@@ -141,7 +141,7 @@ def test_bindings_older_than_the_driver(monkeypatch):
         lambda: bench.backend.checkpoint(bench.pid, custom_storage=True),
         lambda: bench.backend.operation_complete(1),
     ):
-        with pytest.raises(CheckpointNotSupportedError, match="expected .*cuda-bindings"):
+        with pytest.raises(CheckpointNotSupportedError, match=r"expected .*cuda-bindings"):
             call()
     monkeypatch.delattr(FakeDriver, "CUcheckpointGpuPair")
     with pytest.raises(NotSupportedError, match="expected a newer cuda-bindings"):
