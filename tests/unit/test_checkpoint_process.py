@@ -1039,6 +1039,21 @@ def test_the_caller_dies_inside_a_call(name):
     assert node.host_used == 0
 
 
+@pytest.mark.parametrize("restoring", [False, True])
+def test_the_caller_dies_while_memory_is_mapped_for_it(restoring):
+    node, process, driver = custom()
+    if restoring:
+        driver.operation_complete(driver.checkpoint(process.pid, custom_storage=True).handle)
+    node.at_step = lambda _step, _target: node.kill(driver.caller.pid)
+    with pytest.raises(CallerDiedError, match="during its call"):
+        (driver.restore if restoring else driver.checkpoint)(process.pid, custom_storage=True)
+    node.at_step = None
+    assert process.state == ProcessState.FAILED
+    assert node.operations == {}
+    node.kill(process.pid)
+    assert (node.system.used("gpu0"), node.host_used) == (0, 0)
+
+
 @pytest.mark.parametrize("who", ["caller", "target"])
 def test_deaths_inside_a_completion(who):
     node, process, driver = custom()

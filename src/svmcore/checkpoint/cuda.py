@@ -88,6 +88,8 @@ class CudaCheckpoint(CheckpointBackend):
         self._initialised = False
         self._version = 0
         self._in_flight: dict[int, threading.Thread] = {}
+        # Where the driver writes: a call that passed its limit may still do so.
+        self._written: list[ctypes.c_void_p] = []
 
     def invoke(self, call: str, *arguments: Any, limit_s: float | None = None) -> Any:
         """Call a driver function by its name within a limit, and return its value."""
@@ -174,7 +176,9 @@ class CudaCheckpoint(CheckpointBackend):
         fields["customStorageInfo_out"] = ctypes.addressof(out)
         args = self._struct(call, kind, **fields)
         self._initialise()
+        self._written.append(out)
         self.invoke(call, pid, args, limit_s=self.move_timeout_s)
+        self._written.remove(out)
         info = CUcheckpointCustomStorageInfo.from_address(out.value or 0)
         rows = [info.perDeviceData[i] for i in range(info.deviceCount)]
         windows = tuple(Window(row.devPtr, row.size, row.stream) for row in rows)

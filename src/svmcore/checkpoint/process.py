@@ -364,8 +364,7 @@ class SimCheckpoint(CheckpointBackend):
             )
         self.node.now_ns += self.node.costs.checkpoint_ns
         if custom:
-            self._open(process, out)
-            process.state = ProcessState.CHECKPOINTING
+            self._open(process, out, ProcessState.CHECKPOINTING)
             return
         self.node.now_ns += int((in_spaces + plain) * 1e9 / self.node.costs.checkpoint_bytes_per_s)
         self._at("release", process)
@@ -417,8 +416,7 @@ class SimCheckpoint(CheckpointBackend):
         self._acquire(process, renamed)
         self.node.now_ns += self.node.costs.restore_ns
         if custom:
-            self._open(process, out)
-            process.state = ProcessState.RESTORING
+            self._open(process, out, ProcessState.RESTORING)
             return
         self._at("copy", process)
         self.node.now_ns += int(process.host_bytes * 1e9 / self.node.costs.restore_bytes_per_s)
@@ -470,8 +468,14 @@ class SimCheckpoint(CheckpointBackend):
 
     # ---- custom storage ----------------------------------------------------------------
 
-    def _open(self, process: SimProcess, out: list[CustomStorage] | None) -> None:
+    def _open(
+        self, process: SimProcess, out: list[CustomStorage] | None, state: ProcessState
+    ) -> None:
         """Map the target's allocations for the caller: a window a GPU."""
+        if not self.caller.alive:
+            process.state = ProcessState.FAILED
+            return
+        process.state = state
         addr, windows = _WINDOWS, []
         for device in process.devices():
             parts = tuple(a for a in process.allocations() if a.device == device)
