@@ -192,7 +192,7 @@ class System:
         """Bytes of the GPU's memory that :meth:`reserve` took."""
         return self._reserved[_gpu_index(gpu, self.machine)] * PAGE_SIZE
 
-    def reserve(self, gpu: str, size: int) -> int:
+    def reserve(self, gpu: str, size: int) -> None:
         """Take memory of a GPU for what is no range: a plain allocation, a context.
 
         Nothing evicts it. Objects of the spaces make room for it, the oldest first, where
@@ -204,11 +204,6 @@ class System:
             ``gpu0`` ...
         size : int
             Bytes, rounded up to pages of 4 KiB.
-
-        Returns
-        -------
-        int
-            Modelled time that evictions took, ns.
 
         Raises
         ------
@@ -225,14 +220,12 @@ class System:
         capacity = self.machine.gpus[index].vram_pages
         # More than objects could make room for: none of them leaves.
         fits = self._reserved[index] + npages <= capacity
-        took = int(self.node.reserve(index, npages, capacity)) if fits else -1
-        if took < 0:
+        if not fits or not self.node.take(index, npages, capacity):
             raise OutOfMemoryError(
                 f"{gpu}: {npages * PAGE_SIZE} bytes, expected at most "
                 f"{capacity * PAGE_SIZE - self.used(gpu)} free"
             )
         self._reserved[index] += npages
-        return took
 
     def release(self, gpu: str, size: int) -> None:
         """Give back what :meth:`reserve` took.
@@ -248,7 +241,7 @@ class System:
                 f"{gpu}: release {npages * PAGE_SIZE} bytes, expected at most "
                 f"{self.reserved(gpu)} reserved"
             )
-        self.node.release(index, npages)
+        self.node.give(index, npages)
         self._reserved[index] -= npages
 
 

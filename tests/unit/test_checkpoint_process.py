@@ -412,9 +412,11 @@ def test_reserving_is_all_or_nothing():
     with pytest.raises(OutOfMemoryError, match="expected at most"):
         system.reserve("gpu0", 64 * MIB + 1)
     assert space.counters()["evictions"] == 0
-    assert system.reserve("gpu0", 1) == 0  # no eviction: no time
+    system.reserve("gpu0", 1)
+    assert space.counters()["evictions"] == 0
     assert system.used("gpu0") == 32 * MIB + 4096
-    assert system.reserve("gpu0", 63 * MIB) > 0
+    system.reserve("gpu0", 63 * MIB)
+    assert space.counters()["evictions"] > 0
     assert system.used("gpu0") == 63 * MIB + 4096
     with pytest.raises(InvalidArgumentError, match="reserved"):
         system.release("gpu0", 64 * MIB)
@@ -427,21 +429,6 @@ def test_reserving_is_all_or_nothing():
     alone.reserve("gpu0", 60 * MIB)
     with pytest.raises(OutOfMemoryError):
         alone.reserve("gpu0", 5 * MIB)
-
-
-def test_a_node_guards_its_memory():
-    node = System(machine(1, MIB)).node
-    for call in (
-        lambda: node.reserve(64, 1, 1),
-        lambda: node.reserve(-1, 1, 1),
-        lambda: node.release(64, 1),
-        lambda: node.release(0, 1),
-    ):
-        with pytest.raises(InvalidArgumentError, match="expected"):
-            call()
-    with pytest.raises(OverflowError):
-        node.reserve(0, -1, 1)
-    assert (node.reserve(0, 2, 1), node.reserve(0, 1, 1), node.used(0)) == (-1, 0, 1)
 
 
 def test_without_eviction_nothing_is_pushed_out():

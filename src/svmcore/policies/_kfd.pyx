@@ -2700,33 +2700,6 @@ OPS.unmap = ops_unmap
 OPS.advise = kfd_advise
 OPS.step = ops_step
 
-    def reserve(self, gpu, npages, capacity):
-        """Take pages of a GPU of *capacity* pages for what is no object: nothing evicts them.
-
-        Where the node's processes evict, their oldest objects leave to make room. The modelled
-        time that took, in ns; -1 where it does not fit.
-        """
-        cdef uint32_t number = gpu
-        cdef uint64_t pages = npages, most = capacity, before, took = 0
-        cdef kfd_t* p
-        if self.n.used[number] + pages > most:
-            if not self.n.nprocesses:
-                return -1
-            # Any process can ask: the victim is the node's oldest object.
-            p = <kfd_t*>self.n.processes[0]
-            before = p.engine.cost_ns
-            error = make_room(p, number, pages)
-            took = p.engine.cost_ns - before
-            p.engine.cost_ns = before
-            if error:
-                return -1
-        self.n.used[number] += pages
-        return took
-
-    def release(self, gpu, npages):
-        """Give back pages that :meth:`reserve` took."""
-        self.n.used[<uint32_t>gpu] -= <uint64_t>npages
-
 
 @cython.no_gc_clear  # __dealloc__ still needs the node when a cycle is collected
 cdef class KfdProcess(Process):
