@@ -195,8 +195,7 @@ class System:
     def reserve(self, gpu: str, size: int) -> None:
         """Take memory of a GPU for what is no range: a plain allocation, a context.
 
-        Nothing evicts it. Objects of the spaces make room for it, the oldest first, where
-        their policy evicts on a full device.
+        Nothing evicts it. Objects of the spaces make room for it, the oldest first.
 
         Parameters
         ----------

@@ -431,16 +431,6 @@ def test_reserving_is_all_or_nothing():
         alone.reserve("gpu0", 5 * MIB)
 
 
-def test_without_eviction_nothing_is_pushed_out():
-    system = System(machine(1, 64 * MIB))
-    space = system.space("kfd", evict_on_full=False)
-    space.map(BASE, 64 * MIB)
-    space.access(BASE, 32 * MIB, by="gpu0", write=True)
-    with pytest.raises(OutOfMemoryError):
-        system.reserve("gpu0", 40 * MIB)
-    assert system.used("gpu0") == 32 * MIB
-
-
 def test_a_full_host():
     node = node_of(1, node={"host_memory": 100 * MIB})
     process, driver = node.spawn(), SimCheckpoint(node)
