@@ -1,13 +1,14 @@
-"""What every checkpoint backend must do: the checks, and the worlds to run them in.
+"""What every checkpoint backend must do: the checks, and the world of real GPUs.
 
-A world has a backend and starts processes to work on: simulated ones, simulated
-ones behind a stand-in for the driver, or real ones on real GPUs. The checks are
-plain functions, so that they run where there is no pytest:
+A world has a backend and starts processes to work on: real ones on real GPUs here,
+simulated ones in ``checkpoint_worlds.py``. The checks are plain functions, so that
+they run where there is no pytest:
 
-    PYTHONPATH=src python3 tests/contract/checkpoint_contract.py [--json FILE]
+    python3 tests/contract/checkpoint_contract.py [--json FILE]
 
-runs them on the GPUs of this machine. It needs a driver of CUDA 12.8 or later and
-the built tree; cuda-bindings is used where it is installed.
+runs them on the GPUs of this machine. It needs Python 3.11, nvidia-smi and a driver
+of CUDA 12.8 or later, and this tree as it is cloned: neither built nor with any
+package. cuda-bindings is used where it is installed.
 """
 
 import argparse
@@ -19,13 +20,17 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 
-if __name__ == "__main__":  # the helpers beside this file, as pytest finds them
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    try:
+        import svmcore
+    except ImportError:  # not built: the package without what is compiled
+        svmcore = types.ModuleType("svmcore")
+        svmcore.__path__ = [str(Path(__file__).resolve().parents[2] / "src" / "svmcore")]
+        sys.modules["svmcore"] = svmcore
 
-from contract.fake_driver import FakeDriver
-from svmcore import Gpu, Machine
 from svmcore.checkpoint.base import (
     CheckpointError,
     CUresult,
@@ -34,10 +39,9 @@ from svmcore.checkpoint.base import (
     suspended,
 )
 from svmcore.checkpoint.cuda import CudaCheckpoint
-from svmcore.checkpoint.process import SimCheckpoint, SimDriver, SimNode
+from svmcore.checkpoint.libcuda import LibCuda
 from svmcore.errors import SvmError
 
-MIB = 1 << 20
 RUNNING, LOCKED, CHECKPOINTED = (
     ProcessState.RUNNING,
     ProcessState.LOCKED,
@@ -46,89 +50,7 @@ RUNNING, LOCKED, CHECKPOINTED = (
 NEVER_A_GPU = "GPU-00000000-0000-0000-0000-00000000dead"
 
 
-# ---- worlds -----------------------------------------------------------------------------------
-
-
-class SimChild:
-    """A simulated process with contents in its memory."""
-
-    def __init__(self, world, mib, devices):
-        self.world = world
-        self.process = world.node.spawn()
-        self.pid = self.process.pid
-        self.devices = devices
-        for number in devices:
-            self.process.allocate(mib * MIB, number, f"contents {number}")
-
-    def check(self):
-        whole = [a.data for a in self.process.allocations()]
-        expected = [f"contents {number}" for number in self.devices]
-        on_device = all(a.on_device for a in self.process.allocations())
-        self.process.may_call("check")
-        return whole == expected and on_device, [self.process.gpus[n] for n in self.devices]
-
-    def busy(self):
-        self.process.submit(2_000_000_000)
-
-    def wait_idle(self):
-        self.world.node.step(self.process.idle_ns())
-
-    def kill(self):
-        self.world.node.kill(self.pid)
-
-    close = kill
-
-
-class SimWorld:
-    """A simulated node of *gpus* GPUs whose driver does as real ones do."""
-
-    name = "simulator"
-    #: MiB that the use of a GPU may differ by with the same processes on it.
-    slack_mib = 0
-
-    def __init__(self, gpus=2, **driver):
-        machine = Machine("contract", tuple(Gpu(1 + i, 36_000_000) for i in range(gpus)))
-        self.node = SimNode(machine, driver=SimDriver(remap_rule="visible", **driver))
-        self.sim = SimCheckpoint(self.node)
-        self.backend = self.sim
-        self.gpus = list(self.node.uuids)
-        self.own_pid = self.sim.caller.pid
-
-    def start(self, mib=16, devices=(0,)):
-        return SimChild(self, mib, devices)
-
-    def used_mib(self):
-        names = {gpu: self.node.gpu_name(gpu) for gpu in self.gpus}
-        return {gpu: self.node.system.used(name) // MIB for gpu, name in names.items()}
-
-    @contextlib.contextmanager
-    def without_cuda(self):
-        process = self.node.spawn(cuda=False)
-        yield process.pid
-        self.node.kill(process.pid)
-
-    def dead_pid(self):
-        process = self.node.spawn()
-        self.node.kill(process.pid)
-        return process.pid
-
-    def initialise(self):
-        """The caller has CUDA."""
-
-
-class FakeWorld(SimWorld):
-    """The real backend over a stand-in for the driver."""
-
-    name = "fake driver"
-
-    def __init__(self, gpus=2):
-        super().__init__(gpus)
-        self.sim.caller.cuda = False
-        self.driver = FakeDriver(self.sim)
-        self.backend = CudaCheckpoint(self.driver)
-
-    def initialise(self):
-        self.driver.cuInit(0)
+# ---- the world of real GPUs -------------------------------------------------------------------
 
 
 class RealChild:
@@ -182,8 +104,9 @@ class RealWorld:
     name = "real driver"
     slack_mib = 16
 
-    def __init__(self):
-        self.backend = CudaCheckpoint(call_timeout_s=60, move_timeout_s=300)
+    def __init__(self, *, library=False):
+        driver = LibCuda() if library else None
+        self.backend = CudaCheckpoint(driver, call_timeout_s=60, move_timeout_s=300)
         self.gpus = [row[0] for row in self.query("uuid")]
         self.own_pid = os.getpid()
 
@@ -441,8 +364,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Run the contract on the GPUs of this machine.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to FILE")
     parser.add_argument("--only", metavar="WORD", default="", help="only checks with WORD")
+    parser.add_argument(
+        "--library", action="store_true", help="libcuda itself, also where cuda-bindings is"
+    )
     options = parser.parse_args(argv)
-    world = RealWorld()
+    world = RealWorld(library=options.library)
     rows = world.query("name,driver_version")
     told = {
         "gpus": [name for name, _ in rows],

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import svmcore
-from contract.checkpoint_contract import CHECKS, FakeWorld, NotHere, RealWorld, SimWorld
+from contract.checkpoint_contract import CHECKS, NotHere, RealWorld
+from contract.checkpoint_worlds import FakeWorld, SimWorld
 
 HERE = Path(__file__).parent
 WORLDS = {"simulator": SimWorld, "fake": FakeWorld}
@@ -48,30 +49,43 @@ def test_there_are_checks():
     assert len(CHECKS) == 12
 
 
-def test_the_documented_command_on_a_stand_in(tmp_path):
+@pytest.mark.parametrize("tree", ["built", "as cloned"])
+def test_the_documented_command_on_a_stand_in(tmp_path, tree):
     """The script for real GPUs, its child processes and ctypes, on a stand-in for libcuda."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    state, programs = tmp_path / "state", tmp_path / "bin"
+    state, programs, contract = (
+        tmp_path / "state",
+        tmp_path / "bin",
+        tmp_path / "tests" / "contract",
+    )
     state.mkdir()
     programs.mkdir()
-    library = tmp_path / "libcuda.so.1"
-    source = HERE / "fake_libcuda.c"
+    shutil.copytree(HERE, contract, ignore=shutil.ignore_patterns("__pycache__"))
+    source = contract / "fake_libcuda.c"
     flags = ["-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    library = tmp_path / "libcuda.so.1"
     subprocess.run([compiler, *flags, "-o", library, source, "-ldl"], check=True)
     smi = programs / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "fake_nvidia_smi.py"}" "$@"\n')
+    smi.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{contract / "fake_nvidia_smi.py"}" "$@"\n')
     smi.chmod(0o755)
+    package = Path(svmcore.__file__).parent
     environment = {
         **os.environ,
         "FAKE_CUDA": str(state),
         "LD_LIBRARY_PATH": str(tmp_path),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(svmcore.__file__).parents[1]),
+        "PYTHONPATH": str(package.parent),
     }
+    interpreter, only = [sys.executable], ""
+    if tree == "as cloned":
+        sources = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+        shutil.copytree(package, tmp_path / "src" / "svmcore", ignore=sources)
+        interpreter, only = [sys.executable, "-I", "-S"], "swap"  # no installed package is seen
+    told = tmp_path / "told.json"
     done = subprocess.run(
-        [sys.executable, HERE / "checkpoint_contract.py", "--json", tmp_path / "told.json"],
+        [*interpreter, contract / "checkpoint_contract.py", "--json", told, "--only", only],
         capture_output=True,
         text=True,
         env=environment,
@@ -79,6 +93,6 @@ def test_the_documented_command_on_a_stand_in(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["cuda"] == 13_000
-    assert told["checks"] == dict.fromkeys(CHECKS, "ok")
+    found = json.loads(told.read_text())
+    assert found["cuda"] == 13_000
+    assert found["checks"] == {name: "ok" for name in CHECKS if only in name}
