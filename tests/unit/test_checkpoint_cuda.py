@@ -345,7 +345,8 @@ def test_json(bench, capsys):
         "pid": pid,
         "action": "checkpoint",
         "error": "CUDA_ERROR_ILLEGAL_STATE",
-        "message": f"cuCheckpointProcessCheckpoint: CUDA_ERROR_ILLEGAL_STATE: process {pid}",
+        "message": "cuCheckpointProcessCheckpoint: CUDA_ERROR_ILLEGAL_STATE: "
+        f"process {pid}: expected it LOCKED",
     }
     assert err == ""
 
@@ -354,11 +355,19 @@ def test_a_refusal_is_one_line(bench, capsys):
     out, err = run(capsys, "unlock", bench.pid, status=1)
     assert out == ""
     assert err == (
-        f"svmcore: cuCheckpointProcessUnlock: CUDA_ERROR_ILLEGAL_STATE: process {bench.pid}\n"
+        "svmcore: cuCheckpointProcessUnlock: CUDA_ERROR_ILLEGAL_STATE: "
+        f"process {bench.pid}: expected it LOCKED\n"
     )
-    assert "OPERATING_SYSTEM" in run(capsys, "state", 999_999, status=1).err
+    err = run(capsys, "state", 999_999, status=1).err
+    assert err.endswith(
+        "OPERATING_SYSTEM: process 999999: expected a living process that can answer\n"
+    )
     bench.process.submit(None)
-    assert "NOT_READY" in run(capsys, "lock", bench.pid, "--timeout-ms", 5, status=1).err
+    err = run(capsys, "lock", bench.pid, "--timeout-ms", 5, status=1).err
+    assert err.endswith(f"NOT_READY: process {bench.pid}: expected its work to end in time\n")
+    bench.driver.cuInit = lambda _flags: (100,)
+    with pytest.raises(CheckpointError, match=r"^cuInit: CUDA_ERROR_NO_DEVICE: expected a GPU$"):
+        bench.backend.restore(bench.pid)
 
 
 def test_restore_onto_other_gpus(bench, capsys):

@@ -465,8 +465,12 @@ def test_the_second_gpu_without_room_leaves_the_first_alone():
     assert picture(node) == before
 
 
-def test_a_space_that_refuses_leaves_all_as_it_was(monkeypatch):
-    node = node_of(2)
+@pytest.mark.parametrize(
+    ("refusal", "result"),
+    [(OutOfMemoryError, FULL), (NotSupportedError, CUresult.CUDA_ERROR_NOT_SUPPORTED)],
+)
+def test_a_space_that_refuses_leaves_all_as_it_was(monkeypatch, refusal, result):
+    node = node_of(2, on_failed_restore="retryable")
     process, driver = node.spawn(), SimCheckpoint(node)
     process.allocate(100 * MIB, 0)
     spaces = [process.space(), process.space()]
@@ -481,12 +485,12 @@ def test_a_space_that_refuses_leaves_all_as_it_was(monkeypatch):
     def third_fails(self, addr, *args, **named):
         asked.append(addr)
         if len(asked) == 4:
-            raise OutOfMemoryError("no room for the last range")
+            raise refusal("not the last range")
         return setting(self, addr, *args, **named)
 
     monkeypatch.setattr(Space, "set_attr", third_fails)
     first, second = node.uuids
-    assert code(driver.restore, process.pid, {first: second, second: first}) == FULL
+    assert code(driver.restore, process.pid, {first: second, second: first}) == result
     assert picture(node) == before
     driver.restore(process.pid)
     assert [r.actual for r in spaces[0].ranges()] == ["gpu0", "cpu"]

@@ -34,6 +34,20 @@ from .libcuda import CUcheckpointCustomStorageInfo, LibCuda
 __all__ = ["CudaCheckpoint", "open_driver"]
 
 _INT = 1 << 31
+#: The state that a call needs, and what else a code says was missing.
+_STATES = {
+    "cuCheckpointProcessLock": "RUNNING",
+    "cuCheckpointProcessCheckpoint": "LOCKED",
+    "cuCheckpointProcessRestore": "CHECKPOINTED",
+    "cuCheckpointProcessUnlock": "LOCKED",
+}
+_HINTS: dict[int, str] = {
+    CUresult.CUDA_ERROR_NOT_INITIALIZED: "a process that uses CUDA",
+    CUresult.CUDA_ERROR_NO_DEVICE: "a GPU",
+    CUresult.CUDA_ERROR_NOT_READY: "its work to end in time",
+    CUresult.CUDA_ERROR_OPERATING_SYSTEM: "a living process that can answer",
+    CUresult.CUDA_ERROR_OUT_OF_MEMORY: "room for its memory",
+}
 _GPU_PAIRS, _CUSTOM_STORAGE = 13_000, 13_040
 
 
@@ -50,6 +64,16 @@ def open_driver() -> Any:
     except ImportError:
         return LibCuda()
     return driver if hasattr(driver, "cuCheckpointProcessGetState") else LibCuda()
+
+
+def _why(call: str, target: int, code: int) -> str:
+    """Whom a call was about, and what its code says was missing."""
+    parts = [f"process {target}"] if call.startswith("cuCheckpointProcess") else []
+    if code == CUresult.CUDA_ERROR_ILLEGAL_STATE and call in _STATES:
+        parts.append(f"expected it {_STATES[call]}")
+    elif code in _HINTS:
+        parts.append(f"expected {_HINTS[code]}")
+    return ": ".join(parts)
 
 
 class CudaCheckpoint(CheckpointBackend):
@@ -110,7 +134,7 @@ class CudaCheckpoint(CheckpointBackend):
         if int(result) != CUresult.CUDA_SUCCESS:
             known = int(result) in CUresult.__members__.values()
             code = CUresult(int(result)) if known else int(result)
-            raise checkpoint_error(code, call, f"process {target}" if target else "")
+            raise checkpoint_error(code, call, _why(call, target, code))
         return value[0] if value else None
 
     def version(self) -> int:

@@ -434,7 +434,10 @@ class SimProcess:
         self.leave_devices([self._allocations.pop(addr)])
 
     def space(self, policy: Any = "kfd", **settings: Any) -> SimSpace:
-        """A new space of this process on the node; parameters as :class:`svmcore.engine.Space`."""
+        """A new space of this process on the node; parameters as :class:`svmcore.engine.Space`.
+
+        A restore replays KFD's attributes, so the policy must have them.
+        """
         self.may_call("space")
         system = self.node.system
         made = SimSpace(system.machine, policy=policy, system=system, **settings)

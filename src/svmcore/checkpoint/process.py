@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import InvalidArgumentError, SvmError
+from ..errors import InvalidArgumentError, OutOfMemoryError, SvmError
 from ..units import whole
 from .base import (
     CallTimeoutError,
@@ -459,12 +459,14 @@ class SimCheckpoint(CheckpointBackend):
     def _acquire(self, process: SimProcess, renamed: Mapping[str, str]) -> None:
         try:
             process.come_back(renamed)
-        except SvmError as error:
+        except OutOfMemoryError as error:
             mode = self.node.driver.on_failed_restore
             process.stuck = mode == "stuck"
             if mode == "failed":
                 process.state = ProcessState.FAILED
             raise _Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY, str(error)) from error
+        except SvmError as error:  # a space's policy refuses the attributes
+            raise _Refused(CUresult.CUDA_ERROR_NOT_SUPPORTED, str(error)) from error
 
     # ---- custom storage ----------------------------------------------------------------
 
