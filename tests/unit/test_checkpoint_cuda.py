@@ -41,16 +41,23 @@ class Bench:
         self.process.allocate(MIB, 0, "contents")
         self.pid = self.process.pid
         self.driver = FakeDriver(self.sim, version, missing)
-        self.backend = CudaCheckpoint(self.driver, call_timeout_s=0.2, move_timeout_s=0.2)
+        self.backend = CudaCheckpoint(self.driver)
 
     @contextlib.contextmanager
     def hanging(self, call):
-        """The driver does not answer that call until the block ends."""
+        """The driver does not answer that call until *answer* or the end of the block."""
         event = self.driver.hangs[call] = threading.Event()
-        try:
-            yield event
-        finally:
+        backend = self.backend
+        backend.call_timeout_s = backend.move_timeout_s = 0.2
+
+        def answer():
+            backend.call_timeout_s = backend.move_timeout_s = 60  # patient, on a busy machine
             event.set()
+
+        try:
+            yield answer
+        finally:
+            answer()
 
     def names(self):
         return [name for name, _ in self.driver.calls]
@@ -225,15 +232,16 @@ def test_a_call_that_hangs(call):
         "Restore": bench.backend.restore,
         "Unlock": bench.backend.unlock,
     }
-    with bench.hanging(f"cuCheckpointProcess{call}") as event:
+    with bench.hanging(f"cuCheckpointProcess{call}") as answer:
         with pytest.raises(CallTimeoutError, match=r"expected an answer within 0\.2"):
             verbs[call](bench.pid)
         # It is still under way: nothing else is asked of that process until it is back.
         with pytest.raises(CallTimeoutError, match="has not returned: expected it to end first"):
             bench.backend.get_restore_thread_id(bench.pid)
+        bench.backend.call_timeout_s = 60
         other = bench.node.spawn()
         assert bench.backend.get_restore_thread_id(other.pid) > 0
-        event.set()
+        answer()
         after = {"Lock": L, "Checkpoint": C, "Restore": L, "Unlock": R}.get(call, R)
         assert bench.backend.get_state(bench.pid) == after
 
@@ -241,9 +249,9 @@ def test_a_call_that_hangs(call):
 def test_suspended_when_the_checkpoint_takes_too_long():
     """The mark comes before the action: what went through late is undone all the same."""
     bench = Bench()
-    bench.backend.call_timeout_s = 5
-    with bench.hanging("cuCheckpointProcessCheckpoint") as event:
-        threading.Timer(0.5, event.set).start()
+    with bench.hanging("cuCheckpointProcessCheckpoint") as answer:
+        bench.backend.call_timeout_s = 60
+        threading.Timer(1.0, answer).start()
         with pytest.raises(CallTimeoutError), suspended(bench.backend, bench.pid):
             pytest.fail("it was suspended")
     assert bench.backend.get_state(bench.pid) == R
@@ -252,7 +260,6 @@ def test_suspended_when_the_checkpoint_takes_too_long():
 
 def test_suspended_when_interrupted_on_the_way(monkeypatch):
     bench = Bench()
-    bench.backend.call_timeout_s = bench.backend.move_timeout_s = 5
     joining, asked = threading.Thread.join, []
 
     def interrupted(self, timeout=None):
@@ -261,9 +268,10 @@ def test_suspended_when_interrupted_on_the_way(monkeypatch):
             raise KeyboardInterrupt
         return joining(self, timeout)
 
-    with bench.hanging("cuCheckpointProcessCheckpoint") as event:
+    with bench.hanging("cuCheckpointProcessCheckpoint") as answer:
+        bench.backend.call_timeout_s = bench.backend.move_timeout_s = 60
         monkeypatch.setattr(threading.Thread, "join", interrupted)
-        threading.Timer(0.3, event.set).start()
+        threading.Timer(0.3, answer).start()
         with pytest.raises(KeyboardInterrupt), suspended(bench.backend, bench.pid):
             pytest.fail("it was suspended")
     assert asked == [1]
@@ -439,19 +447,23 @@ def test_suspend_for_some_time_leaves_as_found(bench, capsys, found):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_suspend_until_a_signal(bench, capsys, number):
+def test_suspend_until_a_signal(bench, capsys, monkeypatch, number):
     """A signal ends the wait, and a second one does not stop the restore."""
+    pausing, pause = threading.Event(), signal.pause
+
+    def told_pause():
+        pausing.set()
+        pause()
 
     def soon():
-        while bench.process.state != C:
-            time.sleep(0.01)
-        time.sleep(0.1)
+        pausing.wait(60)
         event = bench.driver.hangs["cuCheckpointProcessRestore"] = threading.Event()
         os.kill(os.getpid(), number)
         time.sleep(0.1)
         os.kill(os.getpid(), number)
         event.set()
 
+    monkeypatch.setattr(signal, "pause", told_pause)
     before = signal.getsignal(number)
     helper = threading.Thread(target=soon)
     helper.start()
