@@ -314,7 +314,7 @@ def suspended(
 
     However the block or the way into it ends, the target's present state is asked
     for and walked back: a RUNNING target runs again, a LOCKED one is locked, a
-    CHECKPOINTED one stays so.
+    CHECKPOINTED one stays so. Only an interrupt on the way back leaves it half-way.
 
     Parameters
     ----------
