@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from .attributes import Attribute
-from .checkpoint import vectors as checkpoint
 from .errors import InvalidArgumentError, SvmError
 from .machine import Gpu
 from .policies.outcome import Outcome
@@ -87,6 +86,8 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
         header = None
     if isinstance(header, dict) and header.get("format") == _FORMAT:
         return _run_kfd(str(path), header, text.split("\n")[1:], reference=reference)
+    from .checkpoint import vectors as checkpoint  # only such files need it
+
     document = _document(text)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
@@ -319,9 +320,11 @@ def _differences(
 
 def _run_checkpoint(path: str, document: dict[str, Any]) -> Report:
     """Every cell on the simulator; it has no separate executable specification."""
+    from .checkpoint.vectors import play
+
     report = Report(path)
     try:
-        for name, expected, got in checkpoint.play(document):
+        for name, expected, got in play(document):
             report.steps += 1
             if expected != got:
                 report.mismatches += 1

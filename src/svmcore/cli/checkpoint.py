@@ -9,21 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 
-from ..checkpoint.base import (
-    CallTimeoutError,
-    CheckpointError,
-    CheckpointNotSupportedError,
-    parse_gpu_map,
-    suspended,
-)
-from ..checkpoint.cuda import CudaCheckpoint
 from ..errors import InvalidArgumentError
 from .common import CheckFailedError, emit_json, json_option, show
+
+if TYPE_CHECKING:  # loaded by the commands that need it, not by every other one
+    from ..checkpoint.cuda import CudaCheckpoint
 
 __all__ = ["checkpoint"]
 
@@ -68,10 +63,18 @@ def _gpu_map(function: _F) -> _F:
     return click.option(
         "--gpu-map",
         metavar="OLD=NEW,...",
-        callback=lambda _context, _parameter, value: parse_gpu_map(value or ""),
+        callback=_parsed,
         help="Restore onto other GPUs, by UUID (nvidia-smi -L). Drivers want a permutation of "
         "every GPU that the process sees.",
     )(function)
+
+
+def _parsed(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> dict[str, str]:
+    from ..checkpoint.base import parse_gpu_map
+
+    return parse_gpu_map(value or "")
 
 
 @checkpoint.command()
@@ -139,6 +142,8 @@ def suspend(
     Without COMMAND and --seconds it stays suspended until an interrupt (Ctrl-C) or SIGTERM.
     However it ends, the process is put back; only then are further signals heard.
     """
+    from ..checkpoint.base import suspended
+
     if command and shutil.which(command[0]) is None:
         raise InvalidArgumentError(f"command {command[0]!r}: expected a program to run")
 
@@ -191,6 +196,13 @@ def _run(
     act: Callable[[CudaCheckpoint], object],
 ) -> int:
     """Do it, say what came of it; 1 where the driver refused. *act* may give more to say."""
+    from ..checkpoint.base import (
+        CallTimeoutError,
+        CheckpointError,
+        CheckpointNotSupportedError,
+    )
+    from ..checkpoint.cuda import CudaCheckpoint
+
     backend = CudaCheckpoint(call_timeout_s=min(limit, _CALL_LIMIT), move_timeout_s=limit)
     table: dict[str, Any] = {"pid": pid, "action": action}
     begin = time.monotonic()
