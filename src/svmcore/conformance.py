@@ -86,9 +86,23 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
         header = None
     if isinstance(header, dict) and header.get("format") == _FORMAT:
         return _run_kfd(str(path), header, text.split("\n")[1:], reference=reference)
+    from .checkpoint import vectors as checkpoint  # only such files need it
+
+    document = _document(text)
+    if checkpoint.recognised(document):
+        return _run_checkpoint(str(path), document)
     raise InvalidArgumentError(
-        f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}"'
+        f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
+        "or a table of checkpoint transitions"
     )
+
+
+def _document(text: str) -> Any:
+    """The whole file as one JSON document; None where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _read(path: Path) -> str:
@@ -299,6 +313,26 @@ def _differences(
     for name, expected, actual in pairs:
         if expected != actual:
             yield name, expected, actual
+
+
+# ---- checkpoint transitions --------------------------------------------------------------
+
+
+def _run_checkpoint(path: str, document: dict[str, Any]) -> Report:
+    """Every cell on the simulator; it has no separate executable specification."""
+    from .checkpoint.vectors import play
+
+    report = Report(path)
+    try:
+        for name, expected, got in play(document):
+            report.steps += 1
+            if expected != got:
+                report.mismatches += 1
+                if len(report.details) < SHOWN:
+                    report.details.append(f"  {name}: expected {expected}, got {got}")
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error}") from error
+    return report
 
 
 def main(argv: list[str] | None = None) -> int:

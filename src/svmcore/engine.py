@@ -25,6 +25,7 @@ from .errors import (
     AddressError,
     Errno,
     InvalidArgumentError,
+    OutOfMemoryError,
     OverflowAddressError,
     StateFileError,
     SvmError,
@@ -177,14 +178,70 @@ class System:
         self.machine = Machine.resolve(machine)
         #: The device memory that the spaces share.
         self.node = Node()
+        self._reserved = [0] * len(self.machine.gpus)  # pages
 
     def space(self, policy: str | Policy = "kfd", **settings: Any) -> Space:
         """A process on this node; parameters as :class:`Space`."""
         return Space(self.machine, policy=policy, system=self, **settings)
 
     def used(self, gpu: str) -> int:
-        """Bytes of the GPU's memory that objects of all processes take."""
+        """Bytes of the GPU's memory in use: objects of all processes, and what is reserved."""
         return int(self.node.used(_gpu_index(gpu, self.machine)) * PAGE_SIZE)
+
+    def reserved(self, gpu: str) -> int:
+        """Bytes of the GPU's memory that :meth:`reserve` took."""
+        return self._reserved[_gpu_index(gpu, self.machine)] * PAGE_SIZE
+
+    def reserve(self, gpu: str, size: int) -> None:
+        """Take memory of a GPU for what is no range: a plain allocation, a context.
+
+        Nothing evicts it. Objects of the spaces make room for it, the oldest first.
+
+        Parameters
+        ----------
+        gpu : str
+            ``gpu0`` ...
+        size : int
+            Bytes, rounded up to pages of 4 KiB.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If it does not fit; nothing is taken.
+        InvalidArgumentError
+            For an unknown GPU or a negative size.
+
+        Complexity
+        ----------
+        O(1), plus the pages that are evicted.
+        """
+        index, npages = _gpu_index(gpu, self.machine), _npages(size)
+        capacity = self.machine.gpus[index].vram_pages
+        # More than objects could make room for: none of them leaves.
+        fits = self._reserved[index] + npages <= capacity
+        if not fits or not self.node.take(index, npages, capacity):
+            raise OutOfMemoryError(
+                f"{gpu}: {npages * PAGE_SIZE} bytes, expected at most "
+                f"{capacity * PAGE_SIZE - self.used(gpu)} free"
+            )
+        self._reserved[index] += npages
+
+    def release(self, gpu: str, size: int) -> None:
+        """Give back what :meth:`reserve` took.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For an unknown GPU or more than was reserved.
+        """
+        index, npages = _gpu_index(gpu, self.machine), _npages(size)
+        if npages > self._reserved[index]:
+            raise InvalidArgumentError(
+                f"{gpu}: release {npages * PAGE_SIZE} bytes, expected at most "
+                f"{self.reserved(gpu)} reserved"
+            )
+        self.node.give(index, npages)
+        self._reserved[index] -= npages
 
 
 class Space:
@@ -1035,6 +1092,13 @@ def _difference(name: str, saved: Any, given: Any) -> str:
 def _check_prot(prot: str) -> None:
     if prot not in ("rw", "r", "w", "-"):
         raise InvalidArgumentError(f"protection {prot!r}: expected 'rw', 'r', 'w' or '-'")
+
+
+def _npages(size: int) -> int:
+    size = whole("size", size)
+    if size < 0:
+        raise InvalidArgumentError(f"size {size}: expected 0 or more bytes")
+    return -(-size >> PAGE_SHIFT)
 
 
 def _code(ret: int) -> str:

@@ -168,7 +168,10 @@ def test_a_processor_that_the_machine_lacks(tmp_path):
 
 
 def test_commands():
-    assert "expected one of bench, conformance, convert, demo, inspect, replay" in refused("replya")
+    assert (
+        "expected one of bench, checkpoint, conformance, convert, demo, inspect, replay"
+        in refused("replya")
+    )
     assert "Missing argument 'TRACE': expected svmcore replay" in refused("replay")
     assert "trace ''" in refused("replay", "")
 

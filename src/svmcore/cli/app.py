@@ -13,6 +13,7 @@ import click
 from .. import __version__
 from ..errors import SvmError
 from .bench import bench
+from .checkpoint import checkpoint
 from .common import CheckFailedError, printable
 from .conformance import conformance
 from .convert import convert
@@ -36,7 +37,7 @@ def svmcore() -> None:
     """What does the driver do with this access? A model of GPU shared virtual memory."""
 
 
-for _command in (replay, inspect, convert, conformance, demo, bench):
+for _command in (replay, inspect, convert, conformance, demo, bench, checkpoint):
     svmcore.add_command(_command)
 
 
