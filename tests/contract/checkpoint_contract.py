@@ -108,6 +108,9 @@ class RealWorld:
         driver = LibCuda() if library else None
         self.backend = CudaCheckpoint(driver, call_timeout_s=60, move_timeout_s=300)
         self.gpus = [row[0] for row in self.query("uuid")]
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            seen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+            self.gpus = [self.gpus[int(number)] for number in seen]
         self.own_pid = os.getpid()
 
     @staticmethod
