@@ -61,6 +61,14 @@ class Report:
         note = f" [{self.note}]" if self.note else ""
         return f"{self.path}: {self.steps} steps, {self.mismatches} mismatches{note}"
 
+    def compared(self, name: str, differences: list[tuple[str, Any, Any]]) -> None:
+        """Count one step, and keep what differs in it."""
+        self.steps += 1
+        self.mismatches += bool(differences)
+        if differences and len(self.details) < SHOWN:
+            told = "; ".join(f"{key}: expected {e}, got {g}" for key, e, g in differences)
+            self.details.append(f"  {name}: {told}")
+
 
 def run_file(path: str | Path, *, reference: bool = False) -> Report:
     """Run one vector file.
@@ -115,6 +123,31 @@ def _read(path: Path) -> str:
         raise InvalidArgumentError(f"{path}: expected a readable vector file: {error}") from error
 
 
+def _run_managed(path: str, text: str) -> Report:
+    """Cases of managed memory: one step of the report a case and mode."""
+    from .managed import vectors
+
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path}: expected a vector file of JSON: {error}") from error
+    if not vectors.is_case_file(table):
+        raise InvalidArgumentError(
+            f"{path}: expected cases, each with the keys steps, {', '.join(vectors.MODES)}"
+        )
+    report = Report(path)
+    for name, case in table.items():
+        for mode in vectors.MODES:
+            try:
+                found = list(vectors.differences(case, mode))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise InvalidArgumentError(
+                    f"{path}: case {name}: expected steps and outputs of managed memory: {error!r}"
+                ) from error
+            report.compared(f"{name} {mode}", found)
+    return report
+
+
 # ---- KFD files ---------------------------------------------------------------------------
 
 
@@ -144,14 +177,7 @@ def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: 
             raise InvalidArgumentError(
                 f"{path}: line {number}: expected a step of {_FORMAT}: {error!r}"
             ) from error
-        report.steps += 1
-        if differences:
-            report.mismatches += 1
-            if len(report.details) < SHOWN:
-                report.details.append(
-                    f"  step {step['i']} {step['op']}: "
-                    + "; ".join(f"{k}: expected {e}, got {g}" for k, e, g in differences)
-                )
+        report.compared(f"step {step['i']} {step['op']}", differences)
     return report
 
 

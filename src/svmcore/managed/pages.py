@@ -1,0 +1,750 @@
+"""Managed memory on pages of its own: the dialects ``acl``, ``acl-driver`` and ``cuda``.
+
+Pages of equal state are kept as spans of two range maps: what was advised, and
+where the data is. States are few, so they are interned, and what a step does to
+a state is worked out once (:func:`svmcore.managed.moves.take_step`) and
+remembered: a touch costs two look-ups and one of a dictionary.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .._ranges import RangeMap
+from ..advice import Meaning
+from ..errors import InvalidArgumentError
+from ..machine import Machine
+from ..units import BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE, whole
+from .enums import (
+    DEVICE_CPU,
+    DEVICE_INVALID,
+    AclMemManagedAdviseType,
+    AclMemManagedRangeAttribute,
+    AclResult,
+    CudaMemAdvise,
+    CudaMemLocationType,
+    CudaMemRangeAttribute,
+    CudaResult,
+    Location,
+    meaning,
+)
+from .memory import (
+    Action,
+    AdviseResult,
+    Effect,
+    ManagedMemory,
+    PageView,
+    Touch,
+    agreed,
+    processor_names,
+)
+from .moves import take_step
+from .rules import Rules, rules_of
+from .state import (
+    ADVICE_FIELDS,
+    COPYING,
+    HOST,
+    MOVING,
+    NOBODY,
+    TAKING,
+    Event,
+    Page,
+    ReadMostly,
+    Step,
+    Topology,
+    bit,
+    members,
+    place_of,
+)
+
+__all__ = ["AclMemory", "CudaMemory", "PageMemory", "PolicyRange"]
+
+_UNTOUCHED: Final = Page()
+
+
+class PolicyRange(NamedTuple):
+    """A range of one advice, in bytes."""
+
+    start: int
+    size: int
+    read_mostly: ReadMostly
+    preferred: Location | None
+    accessed_by: tuple[str, ...]
+
+
+class _Change(NamedTuple):
+    """What a step does to a pair of interned states."""
+
+    advice: int
+    residency: int
+    events: tuple[Event, ...]
+    faulted: bool
+    remote: bool
+    refused: tuple[str, str] | None
+    gains: tuple[int, ...]
+    """Devices that take memory."""
+    losses: tuple[int, ...]
+
+
+@dataclass
+class _Tally:
+    """What a step did to a span."""
+
+    faulted_pages: int = 0
+    remote_pages: int = 0
+    effects: list[Effect] = field(default_factory=list)
+    refused: tuple[str, str, int] | None = None
+    """Kind, rule and first page."""
+    faults: int = 0
+
+
+class _Interned:
+    """Values by number, from 1; 0 is a hole of the range maps."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[object, ...]] = [()]
+        self.numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, value: tuple[object, ...]) -> int:
+        found = self.numbers.get(value)
+        if found is None:
+            found = self.numbers[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+
+class PageMemory(ManagedMemory):
+    """Managed memory whose pages follow a table of rules.
+
+    Parameters
+    ----------
+    rules : Rules
+    machine : str, Path or Machine
+    **options
+        As :class:`ManagedMemory`.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        machine: str | Path | Machine = "gpu-80g",
+        *,
+        supported: bool = True,
+        nodes: int = 1,
+        current_node: int = 0,
+    ) -> None:
+        super().__init__(
+            rules.name, machine, supported=supported, nodes=nodes, current_node=current_node
+        )
+        self.rules = rules
+        self.topology = Topology.of(self.machine)
+        self._advice_map = RangeMap(merge=rules.merges)
+        self._residency_map = RangeMap(merge=True)
+        self._advices, self._residencies = _Interned(), _Interned()
+        self._changes: dict[tuple[int, int, Step], _Change] = {}
+        self._used = [0] * self.devices
+        # Blocks of each device in the order in which data came to them.
+        self._order: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(self.devices)]
+        self._fault_pages = self.granule >> PAGE_SHIFT
+        self._counters = dict.fromkeys(
+            (
+                "faults",
+                "faulted_bytes",
+                "remote_bytes",
+                "bytes_allocated",
+                "bytes_freed",
+                "bytes_copied",
+                "bytes_migrated",
+                "bytes_to_device",
+                "bytes_to_host",
+                "evicted_bytes",
+            ),
+            0,
+        )
+
+    # ---- views -------------------------------------------------------------------------
+
+    @property
+    def granule(self) -> int:
+        """Bytes to which spans are rounded outward."""
+        return self.rules.granule
+
+    def ranges(self) -> list[PolicyRange]:
+        """Ranges of one advice, as the dialect splits and joins them (C15)."""
+        found = []
+        for first, last, number in self._advice_map:
+            page = Page(*self._advices.values[number])  # type: ignore[arg-type]
+            found.append(
+                PolicyRange(
+                    first << PAGE_SHIFT,
+                    (last - first + 1) << PAGE_SHIFT,
+                    ReadMostly(page.read_mostly),
+                    page.preferred,
+                    processor_names(members(page.accessed_by)),
+                )
+            )
+        return found
+
+    def raw(self, addr: int) -> Page:
+        """State of the page at *addr*, in numbers.
+
+        Raises
+        ------
+        ManagedError
+            Outside every allocation.
+        """
+        start, _ = self._inside("page", whole("addr", addr), 1)
+        return self._page_at(start >> PAGE_SHIFT)
+
+    def page(self, addr: int) -> PageView:
+        """State of the page at *addr*."""
+        page = self.raw(addr)
+        return PageView(
+            processor_names(members(page.copies)),
+            processor_names(members(page.mapped)),
+            processor_names(members(page.writable)),
+            None if page.owner == NOBODY else processor_names([page.owner])[0],
+            page.read_mostly == ReadMostly.ENABLED,
+            page.preferred,
+            processor_names(members(page.accessed_by)),
+            page.last_prefetch,
+            page.node,
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the beginning, by name."""
+        return dict(self._counters)
+
+    def used(self, device: int) -> int:
+        """Bytes of a device's memory that managed data takes."""
+        return self._used[device] << PAGE_SHIFT
+
+    def _page_at(self, number: int) -> Page:
+        _, _, advice = self._advice_map.find(number)
+        _, _, residency = self._residency_map.find(number)
+        return self._page(advice, residency)
+
+    def _page(self, advice: int, residency: int) -> Page:
+        values = self._advices.values[advice] + self._residencies.values[residency]
+        return Page(*values)  # type: ignore[arg-type]
+
+    # ---- allocations -------------------------------------------------------------------
+
+    def _make(self, addr: int, size: int) -> None:
+        first, last = addr >> PAGE_SHIFT, (addr + size - 1) >> PAGE_SHIFT
+        self._advice_map.assign(first, last, self._advices.number(_UNTOUCHED[:ADVICE_FIELDS]))
+        untouched = self._residencies.number(_UNTOUCHED[ADVICE_FIELDS:])
+        self._residency_map.assign(first, last, untouched)
+
+    def _unmake(self, addr: int, size: int) -> None:
+        first, last = addr >> PAGE_SHIFT, (addr + size - 1) >> PAGE_SHIFT
+        for low, high, number in list(self._residency_map.items(first, last)):
+            low, high = max(low, first), min(high, last)
+            copies = self._residencies.values[number][0]
+            assert isinstance(copies, int)
+            for processor in members(copies & ~bit(HOST)):
+                self._used[processor - 1] -= high - low + 1
+        self._advice_map.erase(first, last)
+        self._residency_map.erase(first, last)
+
+    # ---- steps -------------------------------------------------------------------------
+
+    def _change(self, advice: int, residency: int, step: Step) -> _Change:
+        """What the step does to the pair of states, worked out at the first time."""
+        key = (advice, residency, step)
+        known = self._changes.get(key)
+        if known is None:
+            page = self._page(advice, residency)
+            moved = take_step(self.rules, self.topology, page, step)
+            new = moved.page
+            devices = ~bit(HOST)
+            known = self._changes[key] = _Change(
+                self._advices.number(new[:ADVICE_FIELDS]),
+                self._residencies.number(new[ADVICE_FIELDS:]),
+                moved.events,
+                moved.faulted,
+                step.word == "access" and not new.copies & bit(step.by),
+                moved.refused,
+                tuple(members(new.copies & ~page.copies & devices)),
+                tuple(members(page.copies & ~new.copies & devices)),
+            )
+        return known
+
+    def _run(self, first: int, last: int, step: Step) -> _Tally:
+        """One step on pages *first* to *last*; stops at the first page that refuses it."""
+        tally = _Tally()
+        page = first
+        while page <= last:
+            _, high, advice = self._advice_map.find(page)
+            _, end, residency = self._residency_map.find(page)
+            end = min(end, high, last)
+            if not advice or not residency:
+                tally.refused = ("not_allocated", "page", page)
+                break
+            change = self._change(advice, residency, step)
+            if change.refused is not None:
+                tally.refused = (*change.refused, page)
+                break
+            if change.gains:
+                clipped = self._fit(change.gains, page, end, tally)
+                if clipped < 0:
+                    tally.refused = ("memory", "capacity", page)
+                    break
+                end = clipped  # making room may have changed neighbours, never these pages
+            if change.advice != advice:
+                self._advice_map.assign(page, end, change.advice)
+            if change.residency != residency:
+                self._residency_map.assign(page, end, change.residency)
+            self._account(page, end, change, tally)
+            page = end + 1
+        return tally
+
+    def _account(self, page: int, end: int, change: _Change, tally: _Tally) -> None:
+        npages = end - page + 1
+        for processor in change.losses:
+            self._used[processor - 1] -= npages
+        if change.faulted:
+            tally.faulted_pages += npages
+            granule = self._fault_pages
+            tally.faults += end // granule - page // granule + 1
+        if change.remote:
+            tally.remote_pages += npages
+        for event in change.events:
+            tally.effects.append(Effect(page << PAGE_SHIFT, npages << PAGE_SHIFT, event))
+
+    def _fit(self, gains: Sequence[int], page: int, end: int, tally: _Tally) -> int:
+        """Take memory for the pages on the devices; the last page that has room, or -1."""
+        for processor in gains:
+            free = self.topology.capacity[processor - 1] - self._used[processor - 1]
+            if end - page + 1 > free:
+                # Under pressure block by block, so that later ones may push out earlier ones.
+                end = min(end, page | (BLOCK_PAGES - 1))
+        block = page // BLOCK_PAGES
+        for processor in gains:
+            if not self._make_room(processor, end - page + 1, block, tally):
+                return -1
+        for processor in gains:
+            self._used[processor - 1] += end - page + 1
+            order = self._order[processor - 1]
+            for number in range(block, end // BLOCK_PAGES + 1):
+                order[number] = None
+                order.move_to_end(number)
+        return end
+
+    def _make_room(self, processor: int, npages: int, block: int, tally: _Tally) -> bool:
+        """Evict the oldest blocks of a device but *block*, until *npages* fit (C10, D14)."""
+        capacity = self.topology.capacity[processor - 1]
+        order = self._order[processor - 1]
+        while self._used[processor - 1] + npages > capacity:
+            victim = next((number for number in order if number != block), None)
+            if victim is None:
+                return False
+            del order[victim]
+            first = victim * BLOCK_PAGES
+            self._evict(first, first + BLOCK_PAGES - 1, processor, tally)
+        return True
+
+    def _evict(self, first: int, last: int, processor: int, tally: _Tally) -> None:
+        step = Step("evict", by=processor)
+        for low, high, residency in list(self._residency_map.items(first, last)):
+            page, end = max(low, first), min(high, last)
+            while page <= end:
+                _, edge, advice = self._advice_map.find(page)
+                edge = min(edge, end)
+                change = self._change(advice, residency, step)
+                self._residency_map.assign(page, edge, change.residency)
+                self._account(page, edge, change, tally)
+                page = edge + 1
+
+    def _count(self, tally: _Tally) -> AdviseResult:
+        """Add what was done to the counters; the same as a result."""
+        result = AdviseResult(self.success, effects=tally.effects)
+        totals = self._counters
+        for _, size, event in tally.effects:
+            kind = event.kind
+            if kind == "warn":
+                result.warnings.append(f"preferred location away from the data of {size} bytes")
+            if kind in TAKING and not (event.source == event.target == HOST):
+                result.bytes_allocated += size
+            if kind == "free":
+                result.bytes_freed += size * event.mask.bit_count()
+            elif kind in MOVING:
+                result.bytes_migrated += size
+                result.bytes_freed += size if event.source != event.target else 0
+            elif kind in COPYING:
+                result.bytes_copied += size
+            if kind in COPYING:
+                totals["bytes_to_host" if event.target == HOST else "bytes_to_device"] += size
+            if kind == "evict":
+                totals["evicted_bytes"] += size
+        totals["faults"] += tally.faults
+        totals["faulted_bytes"] += tally.faulted_pages << PAGE_SHIFT
+        totals["remote_bytes"] += tally.remote_pages << PAGE_SHIFT
+        for name in ("bytes_allocated", "bytes_freed", "bytes_copied", "bytes_migrated"):
+            totals[name] += getattr(result, name)
+        return result
+
+    def _advise(self, start: int, end: int, action: Action) -> AdviseResult:
+        first, last = start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+        before = len(self._advice_map)
+        tally = self._run(first, last, Step(action.word, action.on, action.place))
+        result = self._count(tally)
+        self._raise(action.word, tally)
+        result.pages = last - first + 1
+        result.ranges_split = len(self._advice_map) - before
+        return result
+
+    def _raise(self, word: str, tally: _Tally) -> None:
+        if tally.refused is None:
+            return
+        kind, rule, page = tally.refused
+        expected = {
+            "conflict": "no data but at the location",
+            "read_mostly_to_host": "no read mostly memory",
+            "host_to_host": "data on a device, or a NUMA node as target",
+            "not_allocated": "an allocated page",
+            "memory": "room for it in the device's memory",
+        }[kind]
+        addr = page << PAGE_SHIFT
+        raise self._refused(kind, rule, f"{word}: page {addr:#x}: expected {expected}")
+
+    def _touch(self, start: int, end: int, processor: int, write: bool) -> Touch:
+        step = Step("access", write, None, processor)
+        tally = self._run(start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT, step)
+        if tally.effects or tally.faults or tally.remote_pages:
+            self._count(tally)
+        self._raise("access", tally)
+        return Touch(
+            tally.faults,
+            tally.faulted_pages << PAGE_SHIFT,
+            tally.remote_pages << PAGE_SHIFT,
+            tuple(tally.effects),
+        )
+
+    # ---- queries -------------------------------------------------------------------------
+
+    def _pages_in(self, start: int, end: int) -> Iterator[Page]:
+        """State of each piece of equal state in the span."""
+        page, last = start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+        while page <= last:
+            _, high, advice = self._advice_map.find(page)
+            _, edge, residency = self._residency_map.find(page)
+            yield self._page(advice, residency)
+            page = min(high, edge) + 1
+
+    def _query(self, start: int, end: int, name: str) -> int:
+        pages = self._pages_in(start, end)
+        if name == "READ_MOSTLY":
+            return int(all(page.read_mostly == ReadMostly.ENABLED for page in pages))
+        if name.startswith("PREFERRED"):
+            place = agreed((self._folded(page.preferred) for page in pages), None)
+        else:
+            place = agreed((self._folded(page.last_prefetch) for page in pages), None)
+        if name.endswith("_TYPE"):
+            return CudaMemLocationType.INVALID if place is None else int(place.type)
+        if name.endswith("_ID"):
+            return 0 if place is None else int(place.id)
+        return self._device_number(place)
+
+    def _folded(self, place: Location | None) -> Location | None:
+        """The place as queries tell it apart (D6)."""
+        if place is not None and place.is_host and self.rules.one_host:
+            return Location.host()
+        return place
+
+    def _device_number(self, place: Location | None) -> int:
+        if place is None:
+            return DEVICE_INVALID
+        return DEVICE_CPU if place.is_host else place.id
+
+    def _query_list(self, start: int, end: int, name: str) -> list[int]:
+        common = ~0
+        for page in self._pages_in(start, end):
+            common &= page.accessed_by
+        return [self._device_number(place_of(p)) for p in members(common)]
+
+    def _where(self, addr: int) -> Location:
+        page = self._page_at(addr >> PAGE_SHIFT)
+        if page.owner == NOBODY:
+            return Location.invalid()
+        if page.owner == HOST and self.nodes > 1:
+            return Location.host_numa(page.node)
+        return place_of(page.owner)
+
+
+class AclMemory(PageMemory):
+    """Ascend managed memory: the document (``acl``) or its driver (``acl-driver``).
+
+    Parameters
+    ----------
+    semantics : str
+        ``"acl"`` or ``"acl-driver"``.
+    machine : str, Path or Machine
+    supported : bool
+        False: a product or driver without managed memory; every call is refused.
+    nodes, current_node : int
+        NUMA nodes of the host.
+    strict_alignment : bool
+        Refuse spans that are no multiples of 2 MiB, as the interface document asks;
+        the driver rounds them outward.
+
+    Examples
+    --------
+    >>> memory = AclMemory("acl")
+    >>> ptr = memory.alloc(2 << 20)
+    >>> memory.mem_advise(ptr, 2 << 20, AclMemManagedAdviseType.SET_READ_MOSTLY).pages
+    512
+    >>> memory.access(ptr, by="gpu0").effects[0].event.kind
+    'duplicate'
+    """
+
+    vendor = "acl"
+    advice_enum = AclMemManagedAdviseType
+    attribute_enum = AclMemManagedRangeAttribute
+    success = AclResult.ACL_SUCCESS
+    base = 0x900_0000_0000
+    #: The address window and what a process may allocate.
+    window = 3 << 40
+    gap = 0
+    ignores_place = frozenset(
+        (("read_mostly", True), ("preferred_location", False), ("discard", True))
+    )
+
+    def __init__(
+        self,
+        semantics: str = "acl",
+        machine: str | Path | Machine = "gpu-80g",
+        *,
+        supported: bool = True,
+        nodes: int = 1,
+        current_node: int = 0,
+        strict_alignment: bool = False,
+    ) -> None:
+        rules = rules_of(semantics)
+        if rules.vendor != "acl":
+            raise InvalidArgumentError(f"semantics {semantics!r}: expected acl or acl-driver")
+        super().__init__(
+            rules, machine, supported=supported, nodes=nodes, current_node=current_node
+        )
+        self.strict_alignment = strict_alignment
+
+    @property
+    def checks_batch_first(self) -> bool:
+        """False: members run in order, what came before a failure stays done."""
+        return False
+
+    def mem_set(self, ptr: int, size: int) -> Touch:
+        """The host sets bytes: the document's write (A6); its driver writes every copy (D9)."""
+        return self._written(ptr, size, keeps=True)
+
+    def mem_copy(self, ptr: int, size: int) -> Touch:
+        """A copy into managed memory: a write (A6); the driver's takes copies away (D10)."""
+        return self._written(ptr, size, keeps=False)
+
+    def mem_copy_from(self, ptr: int, size: int) -> Touch:
+        """A copy out of managed memory: a read; the driver refuses untouched pages (D10)."""
+        start, end = self._inside("copy from", whole("ptr", ptr), whole("size", size))
+        if self.semantics == "acl":
+            return self._touch(start, end, HOST, write=False)
+        if any(not page.copies for page in self._pages_in(start, end)):
+            raise self._refused(
+                "never_touched", "D10", f"copy from {ptr:#x}: expected pages that were touched"
+            )
+        return Touch(0, 0, 0)
+
+    def _written(self, ptr: int, size: int, *, keeps: bool) -> Touch:
+        start, end = self._inside("copy to", whole("ptr", ptr), whole("size", size))
+        if self.semantics == "acl":
+            return self._touch(start, end, HOST, write=True)
+        # The driver works on whole pages of management.
+        start, end = self._outward(start, end - start)
+        tally = self._run(start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT, Step("fill", keeps))
+        self._count(tally)
+        return Touch(0, 0, 0, tuple(tally.effects))
+
+    def _inside(self, call: str, ptr: int, size: int) -> tuple[int, int]:
+        # A touch maps its whole 2 MiB page.
+        self._check_pointer(call, ptr, size)
+        start = ptr // self.granule * self.granule
+        end = -(-(ptr + size) // self.granule) * self.granule
+        return self._covered(call, ptr, size, start, end)
+
+    def _meaning(self, advice: enum.IntEnum) -> Meaning:
+        return meaning(AclMemManagedAdviseType(advice))
+
+    def _check_alloc(self, size: int, flags: int) -> None:
+        if flags != 1:
+            raise self._refused(
+                "alloc_flags", "flag", f"alloc with flags {flags}: expected 1 (attach global)"
+            )
+        held = sum(self._allocations.values())
+        if held + self._rounded(size) > self.window:
+            raise self._refused(
+                "memory", "size", f"alloc of {size} bytes: expected at most 3 TiB a process"
+            )
+        self._check_end(size, self.base + self.window)
+
+    def _check_discard(self) -> None:
+        raise self._refused("unsupported", "C12", "discard: expected CUDA, ACL has none")
+
+    def _check_location_info(self) -> None:
+        raise self._refused("unsupported", "C14", "location info: expected CUDA, ACL has none")
+
+    def _place(self, word: str, on: bool, location: Location | str | int | None) -> Location | None:
+        raw = None if (word, on) in self.ignores_place else Location.parse(location)
+        if (word, on) == ("read_mostly", False) and raw is not None:
+            if raw.type == CudaMemLocationType.INVALID:  # A14
+                return Location.host()
+        if word == "accessed_by" and raw is not None and raw.is_host:
+            if raw.type != CudaMemLocationType.HOST and self.semantics == "acl-driver":
+                raise self._refused(
+                    "accessed_by_place", "D5", f"accessed by {raw}: expected the host or a device"
+                )
+        return super()._place(word, on, location)
+
+    def _outward(self, ptr: int, size: int) -> tuple[int, int]:
+        # The driver rounds address and size, not the end.
+        start = ptr // self.granule * self.granule
+        return start, start + self._rounded(size)
+
+    def _covered(self, call: str, ptr: int, size: int, start: int, end: int) -> tuple[int, int]:
+        if self.strict_alignment and (ptr | size) % self.granule and call != "access":
+            raise self._refused(
+                "unaligned",
+                "alignment",
+                f"{call} {ptr:#x} of {size:#x} bytes: expected multiples of 2 MiB",
+            )
+        if not self._allocations:
+            raise self._refused(
+                "no_heap", "window", f"{call} {ptr:#x}: expected an allocation first"
+            )
+        low, high = self.base, self.base + self.window
+        if not self._adopted and not (low <= start and end <= high):
+            raise self._refused(
+                "window",
+                "window",
+                f"{call} {ptr:#x} of {size:#x} bytes: expected {low:#x} to {high:#x}",
+            )
+        if self._allocation(start) is None:
+            raise self._refused(
+                "not_allocated", "page", f"{call} {ptr:#x}: expected an allocated page"
+            )
+        # Later pages are looked at one by one: those before a hole keep the change.
+        if call == "query" and self._hole(start, end):
+            raise self._refused(
+                "not_allocated",
+                "page",
+                f"{call} {ptr:#x} of {size:#x} bytes: expected allocated pages",
+            )
+        return start, end
+
+    def _hole(self, start: int, end: int) -> bool:
+        first, last = start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+        spans = self._residency_map.items(first, last)
+        return sum(min(h, last) - max(lo, first) + 1 for lo, h, _ in spans) != last - first + 1
+
+    def _device_number(self, place: Location | None) -> int:
+        # The document's query tells a NUMA node by its number (D6).
+        if place is not None and place.type == CudaMemLocationType.HOST_NUMA:
+            return place.id
+        return super()._device_number(place)
+
+
+class CudaMemory(PageMemory):
+    """CUDA unified memory: ``cuMemAdvise`` and its relatives.
+
+    Parameters
+    ----------
+    machine : str, Path or Machine
+    supported : bool
+        False: no managed memory; allocation answers CUDA_ERROR_NOT_SUPPORTED.
+    nodes, current_node : int
+        NUMA nodes of the host.
+    not_concurrent : collection of int
+        Devices without CONCURRENT_MANAGED_ACCESS: advice and prefetch that name one are
+        refused, batches altogether.
+    page_size : int
+        Bytes of a CPU page: 4096 or 65536.
+
+    Examples
+    --------
+    >>> memory = CudaMemory()
+    >>> ptr = memory.alloc(8192)
+    >>> memory.mem_advise(ptr, 1, CudaMemAdvise.SET_READ_MOSTLY).ranges_split
+    1
+    >>> memory.mem_range_get_attribute("READ_MOSTLY", ptr, 8192)
+    0
+    """
+
+    vendor = "cuda"
+    advice_enum = CudaMemAdvise
+    attribute_enum = CudaMemRangeAttribute
+    success = CudaResult.CUDA_SUCCESS
+    ignores_place = frozenset(
+        (
+            ("read_mostly", True),
+            ("read_mostly", False),
+            ("preferred_location", False),
+            ("discard", True),
+        )
+    )
+
+    def __init__(
+        self,
+        machine: str | Path | Machine = "gpu-80g",
+        *,
+        supported: bool = True,
+        nodes: int = 1,
+        current_node: int = 0,
+        not_concurrent: Collection[int] = (),
+        page_size: int = PAGE_SIZE,
+    ) -> None:
+        if page_size not in (PAGE_SIZE, 1 << 16):
+            raise InvalidArgumentError(f"page_size {page_size}: expected 4096 or 65536")
+        rules = replace(rules_of("cuda"), granule=page_size)
+        super().__init__(
+            rules, machine, supported=supported, nodes=nodes, current_node=current_node
+        )
+        self.not_concurrent = frozenset(not_concurrent)
+
+    def _meaning(self, advice: enum.IntEnum) -> Meaning:
+        return meaning(CudaMemAdvise(advice))
+
+    def _place(self, word: str, on: bool, location: Location | str | int | None) -> Location | None:
+        place = super()._place(word, on, location)
+        if place is not None and place.type == CudaMemLocationType.DEVICE:
+            if place.id in self.not_concurrent:
+                raise self._refused(
+                    "concurrent",
+                    "capability",
+                    f"{word}, device {place.id}: expected a device with concurrent managed access",
+                )
+        numa = (CudaMemLocationType.HOST_NUMA, CudaMemLocationType.HOST_NUMA_CURRENT)
+        if word == "accessed_by" and Location.parse(location).type in numa:
+            raise self._refused(
+                "location", "C7", f"accessed by {location}: expected the host or a device"
+            )
+        return place
+
+    def _check_concurrent(self, call: str) -> None:
+        if self.not_concurrent:
+            raise self._refused(
+                "unsupported",
+                "capability",
+                f"{call}: expected concurrent managed access on every device",
+            )
+
+    def _check_batch(
+        self, call: str, ptrs: Sequence[int], sizes: Sequence[int], flags: int, stream: int
+    ) -> None:
+        self._check_concurrent(call)
+        super()._check_batch(call, ptrs, sizes, flags, stream)
+
+    def _check_location_info(self) -> None:
+        super()._check_location_info()
+        self._check_concurrent("location info")
