@@ -572,6 +572,11 @@ class KfdMemory(_SpaceMemory):
     def _check_location_info(self) -> None:
         raise self._refused("unsupported", "C14", "location info: expected CUDA, KFD has none")
 
+    def is_read_mostly(self, ptr: int, size: int) -> bool:
+        """Whether the flag GPU_READ_MOSTLY is set on all ranges of the span."""
+        start, end = self._outward(ptr, size)
+        return bool(self._query(start, end, "SET_FLAGS") & Flag.GPU_READ_MOSTLY)
+
     def _listed(self, name: str) -> bool:
         return name in self._LISTED
 

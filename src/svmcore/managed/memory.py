@@ -583,6 +583,16 @@ class ManagedMemory(abc.ABC):
         start, end = self._inside("access", ptr, size)
         return self._touch(start, end, HOST if place.is_host else place.id + 1, bool(write))
 
+    def is_read_mostly(self, ptr: int, size: int) -> bool:
+        """Whether all of ``[ptr, ptr + size)`` is advised read mostly.
+
+        Raises
+        ------
+        ManagedError
+            As :meth:`mem_advise`.
+        """
+        return self.mem_range_get_attribute("READ_MOSTLY", ptr, size) == 1
+
     @abc.abstractmethod
     def page(self, addr: int) -> PageView:
         """State of the page at *addr*."""

@@ -311,11 +311,21 @@ def _access(rules: Rules, nodes: Topology, page: Page, who: int, write: bool) ->
         return Moved(new, events, True)
     new = _settled(rules, nodes, page, chosen, mapping=mapping)
     if not page.discarded:
-        return Moved(new, (Event("migrate", at, chosen),), True)
+        return Moved(new, _carried(rules, nodes, "migrate", at, chosen), True)
     if not write:
         # Nothing to copy; the contents stay unknown, so does the need to write first.
         new = new._replace(mapped=mapping, writable=0, discarded=True)
     return Moved(new, (Event("populate", target=chosen), Event("free", mask=bit(at))), True)
+
+
+def _carried(
+    rules: Rules, nodes: Topology, kind: str, source: int, target: int
+) -> tuple[Event, ...]:
+    """The move of a page; CUDA stages it through the host between devices without a link."""
+    staged = HOST not in (source, target) and not nodes.reaches(target, source)
+    if staged and rules.advice_guides_faults:
+        return (Event(kind, source, HOST), Event(kind, HOST, target))
+    return (Event(kind, source, target),)
 
 
 def _residency(nodes: Topology, page: Page, who: int, at: int) -> int:
@@ -394,7 +404,7 @@ def _prefetch(rules: Rules, nodes: Topology, page: Page, step: Step) -> Moved:
         # Contents that nobody needs are not copied; the prefetch ends that (C12).
         events = (Event("populate", target=target), Event("free", mask=page.copies))
     else:
-        events = rehomed or (Event("move", page.owner, target),)
+        events = rehomed or _carried(rules, nodes, "move", page.owner, target)
     new = _settled(rules, nodes, asked._replace(discarded=False), target, mapping=bit(target))
     if _names_node(place):
         new = new._replace(node=place.id)
