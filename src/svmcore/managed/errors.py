@@ -90,6 +90,8 @@ FAILURES: Final[dict[str, dict[str, _Row]]] = {
         "concurrent": (_CUDA.CUDA_ERROR_INVALID_DEVICE, "EOPNOTSUPP"),
         "unsupported": (_CUDA.CUDA_ERROR_NOT_SUPPORTED, "EOPNOTSUPP"),
         "memory": (_CUDA.CUDA_ERROR_OUT_OF_MEMORY, "ENOMEM"),
+        # A result of the real driver that these calls are not documented to give.
+        "unknown": (_CUDA.CUDA_ERROR_UNKNOWN, "EINVAL"),
     },
     "hip": {
         "": _HIP_VALUE,

@@ -117,7 +117,7 @@ class _SpaceMemory(ManagedMemory):
                 f"space of policy {self.space.policy.name}: expected policy kfd"
             )
         self._noted = RangeMap(merge=True)
-        self._moved = 0
+        self._faulted = 0
 
     @property
     def granule(self) -> int:
@@ -179,14 +179,19 @@ class _SpaceMemory(ManagedMemory):
         by = "cpu" if processor == HOST else f"gpu{processor - 1}"
         result = self.space.access(start, end - start, by, write)
         if not result.ok:
-            what = f"access {start:#x} by {by}: {result.reason} at {result.addr or start:#x}"
-            error = error_from_errno(Errno[result.code], what)
-            raise type(error)(f"{what}: {result.code}, the driver reports a memory violation")
+            where = result.addr or start
+            raise error_from_errno(
+                Errno[result.code],
+                f"access {start:#x} by {by}: {result.reason} at {where:#x}: {result.code}, "
+                "the driver reports a memory violation",
+            )
         moved = result.moved_pages << PAGE_SHIFT
-        self._moved += moved
         if moved:
             self._forget_nodes(start, end)
-        return Touch(result.faults, moved, result.remote_pages << PAGE_SHIFT)
+        window = PAGE_SIZE << self.space.policy.settings()["granularity"]
+        faulted = min(result.faults * window, end - start)
+        self._faulted += faulted
+        return Touch(result.faults, faulted, result.remote_pages << PAGE_SHIFT, (), moved)
 
     def _forget_nodes(self, start: int, end: int) -> None:
         """Pages that went to a device are on no NUMA node any more."""
@@ -239,7 +244,7 @@ class _SpaceMemory(ManagedMemory):
         totals = self.space.counters()
         return {
             "faults": totals["faults"],
-            "faulted_bytes": self._moved,
+            "faulted_bytes": self._faulted,
             "remote_bytes": totals["remote_accesses"] << PAGE_SHIFT,
             "bytes_copied": 0,
             "bytes_migrated": totals["migrated_bytes"],

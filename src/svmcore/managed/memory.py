@@ -87,17 +87,21 @@ class Touch(NamedTuple):
         Faults, one a granule of the dialect's page management (CUDA: the CPU page; ACL:
         2 MiB; HIP and KFD: the driver's window).
     faulted_bytes : int
-        Bytes that were touched without a sufficient mapping (HIP, KFD: bytes moved).
+        Bytes that were touched without a sufficient mapping (HIP, KFD: of the windows
+        served, at most the bytes touched).
     remote_bytes : int
         Bytes touched in the memory of another processor.
     effects : tuple of Effect
         Every event, in order; empty for HIP and KFD.
+    moved_bytes : int
+        HIP and KFD: bytes that moved on the way, in either direction.
     """
 
     faults: int
     faulted_bytes: int
     remote_bytes: int
     effects: tuple[Effect, ...] = ()
+    moved_bytes: int = 0
 
     @property
     def hit(self) -> bool:

@@ -23,8 +23,8 @@ from ..traces import Mapping as Buffer
 from ..traces import Trace, open_trace
 from ..units import format_size
 from .errors import ManagedError
-from .memory import ManagedMemory, Touch
-from .state import COPYING
+from .memory import Effect, ManagedMemory, Touch
+from .state import COPYING, MOVING
 
 __all__ = ["COUNTED", "Comparison", "Hint", "Play", "Row", "compare_dialects", "play_trace"]
 
@@ -273,11 +273,8 @@ class _Run:
         except ManagedError as error:
             self._refuse(f"{word}: {error.result.name}, rule {error.rule}")
             return
-        moved = copied = 0
-        for effect in result.effects:
-            moves, copies = _bytes(effect.event.kind, effect.size)
-            moved, copied = moved + moves, copied + copies
-        moved = moved or result.bytes_migrated
+        moved, copied = _bytes(result.effects)
+        moved = moved or result.bytes_migrated  # HIP and KFD tell no single effects
         self._count(addr, {"moved_bytes": moved, "copied_bytes": copied})
 
     def _refuse(self, answer: str) -> None:
@@ -316,12 +313,8 @@ class _Run:
             self.result.records += 1
 
     def _touched(self, addr: int, touch: Touch) -> None:
-        moved = copied = 0
-        for effect in touch.effects:
-            moves, copies = _bytes(effect.event.kind, effect.size)
-            moved, copied = moved + moves, copied + copies
-        if not touch.effects:  # HIP and KFD: what faulted has moved
-            moved = touch.faulted_bytes
+        moved, copied = _bytes(touch.effects)
+        moved += touch.moved_bytes
         figures = (touch.faults, touch.faulted_bytes, moved, copied, touch.remote_bytes)
         self._count(addr, dict(zip(COUNTED, figures, strict=True)))
 
@@ -338,11 +331,11 @@ class _Run:
         return self.result
 
 
-def _bytes(kind: str, size: int) -> tuple[int, int]:
-    """Bytes that an event moves, and that it copies."""
-    if kind in ("migrate", "move", "evict"):
-        return size, 0
-    return 0, size if kind in COPYING else 0
+def _bytes(effects: Sequence[Effect]) -> tuple[int, int]:
+    """Bytes that effects moved, and that they copied."""
+    moved = sum(effect.size for effect in effects if effect.event.kind in MOVING)
+    both = sum(effect.size for effect in effects if effect.event.kind in COPYING)
+    return moved, both - moved
 
 
 def _joined(buffers: Sequence[Buffer], granule: int) -> Iterator[tuple[int, int]]:
