@@ -15,7 +15,14 @@ from typing import Any
 from ..advice import meaning_of
 from ..errors import InvalidArgumentError, NotSupportedError
 from ..units import PAGE_MASK, PAGE_SHIFT, whole
-from .enums import CudaMemAdvise, CudaMemRangeAttribute, CudaResult, Location, meaning
+from .enums import (
+    CudaMemAdvise,
+    CudaMemRangeAttribute,
+    CudaResult,
+    Location,
+    meaning,
+    vendors_word,
+)
 from .errors import FAILURES, ManagedError, failure
 from .memory import PER_THREAD_STREAM, AdviseResult
 
@@ -44,11 +51,12 @@ class CudaManagedBackend:
     def __init__(self, driver: Any = None) -> None:
         if driver is None:
             try:
-                from cuda.bindings import driver
+                from cuda.bindings import driver as installed
             except ImportError as error:
                 raise NotSupportedError(
                     "the CUDA driver needs cuda-bindings: install svmcore[cuda]"
                 ) from error
+            driver = installed
         self.driver = driver
         # Before 13.0 the forms that take a location were called _v2.
         self._advise = self._function("cuMemAdvise_v2", "cuMemAdvise")
@@ -253,7 +261,7 @@ def _advice(advice: enum.IntEnum | int | str) -> CudaMemAdvise:
     if isinstance(advice, str):
         named = meaning_of(advice)
         for member in CudaMemAdvise:
-            if named in (meaning(member), meaning_of(member.name.lower().removeprefix("set_"))):
+            if named is not None and vendors_word(named) == vendors_word(meaning(member)):
                 return member
     elif not isinstance(advice, enum.IntEnum) or isinstance(advice, CudaMemAdvise):
         if whole("advice", advice) in CudaMemAdvise.__members__.values():

@@ -35,6 +35,7 @@ __all__ = [
     "convert",
     "meaning",
     "vendor_name",
+    "vendors_word",
 ]
 
 #: Device number of the CPU in queries (CU_DEVICE_CPU, hipCpuDeviceId).
@@ -224,6 +225,13 @@ def vendor_name(member: enum.IntEnum) -> str:
 def meaning(advice: CudaMemAdvise | HipMemoryAdvise | AclMemManagedAdviseType) -> Meaning:
     """Neutral word and sense of a vendor's advice."""
     return Meaning(*VENDOR_ADVICE[vendor_name(advice)][1:])
+
+
+def vendors_word(meaning: Meaning) -> Meaning:
+    """The meaning in the words of CUDA, HIP and ACL: access in place is their accessed-by."""
+    if meaning.word == "access_in_place":
+        return Meaning("accessed_by", meaning.on)
+    return meaning
 
 
 def convert(member: enum.IntEnum, vendor: str) -> enum.IntEnum:

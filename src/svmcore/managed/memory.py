@@ -22,7 +22,7 @@ from ..advice import Meaning, meaning_of
 from ..errors import InvalidArgumentError
 from ..machine import Machine
 from ..units import ADDRESS_LIMIT, PAGE_SIZE, whole
-from .enums import DEVICE_INVALID, CudaMemLocationType, Location
+from .enums import DEVICE_INVALID, CudaMemLocationType, Location, vendors_word
 from .errors import ManagedError, failure
 from .state import HOST, Event
 
@@ -756,10 +756,8 @@ class ManagedMemory(abc.ABC):
         return any(self._same_word(self._meaning(member)) == meaning for member in self.advice_enum)
 
     def _same_word(self, meaning: Meaning) -> Meaning:
-        """The meaning in the words of the vendors: their accessed-by is access in place."""
-        if meaning.word == "access_in_place":
-            return Meaning("accessed_by", meaning.on)
-        return meaning
+        """The meaning in the words that the dialect uses."""
+        return vendors_word(meaning)
 
     def _attribute(self, attribute: enum.IntEnum | int | str) -> enum.IntEnum:
         known = self.attribute_enum

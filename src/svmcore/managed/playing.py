@@ -26,7 +26,18 @@ from .errors import ManagedError
 from .memory import Effect, ManagedMemory, Touch
 from .state import COPYING, MOVING
 
-__all__ = ["COUNTED", "Comparison", "Hint", "Play", "Row", "compare_dialects", "play_trace"]
+__all__ = [
+    "COUNTED",
+    "Comparison",
+    "Hint",
+    "Play",
+    "Row",
+    "compare_dialects",
+    "machine_for",
+    "opened",
+    "play_trace",
+    "processor_of_name",
+]
 
 #: What is counted of a buffer and of a play.
 COUNTED: Final = ("faults", "faulted_bytes", "moved_bytes", "copied_bytes", "remote_bytes")
@@ -152,7 +163,7 @@ def compare_dialects(
     """
     from . import managed_memory
 
-    source = _opened(trace)
+    source = opened(trace)
     node = machine_for(source, by) if machine is None else Machine.resolve(machine)
     if plans is None:
         plans = {"none": (), "read-mostly": (Hint("*", "read_mostly"),)}
@@ -199,8 +210,8 @@ def play_trace(
         For a hint on an unknown buffer or with an unknown word, or a record of a
         processor that the machine lacks.
     """
-    source = _opened(trace)
-    run = _Run(memory, sorted(source.mappings()), _processor(by, memory.devices))
+    source = opened(trace)
+    run = _Run(memory, sorted(source.mappings()), processor_of_name(by, memory.devices))
     for hint in hints:
         run.give(hint)
     done = 0
@@ -214,7 +225,7 @@ def play_trace(
 
 def machine_for(source: Trace, by: str = "gpu0") -> Machine:
     """GPUs as that of ``gpu-80g``, as many as the trace and *by* name."""
-    most = max(1, _processor(by, 64))
+    most = max(1, processor_of_name(by, 64))
     for records in source.chunks():
         for column in ("proc", "peer"):
             codes = records[column][records[column] != UNKNOWN]
@@ -224,11 +235,13 @@ def machine_for(source: Trace, by: str = "gpu0") -> Machine:
     return replace(one, name=f"{most} x {one.name}" if most > 1 else one.name, gpus=gpus)
 
 
-def _opened(trace: Trace | str | PathLike[str]) -> Trace:
+def opened(trace: Trace | str | PathLike[str]) -> Trace:
+    """The trace, opened where it is a path."""
     return trace if isinstance(trace, Trace) else open_trace(trace)
 
 
-def _processor(name: str, devices: int) -> int:
+def processor_of_name(name: str, devices: int) -> int:
+    """Record code of a processor of a machine with that many devices."""
     try:
         code = processor_code(name)
     except ValueError as error:
