@@ -174,8 +174,9 @@ class ManagedMemory(abc.ABC):
     advice_enum: ClassVar[type[enum.IntEnum]]
     attribute_enum: ClassVar[type[enum.IntEnum]]
     success: ClassVar[enum.IntEnum]
-    #: Where allocations begin, and the bytes between two of them.
+    #: Where allocations begin and end, and the bytes between two of them.
     base: ClassVar[int] = 0x7F00_0000_0000
+    limit: ClassVar[int] = 1 << 47
     gap: ClassVar[int] = 2 << 20
     #: (word, sense) whose location the vendor does not look at.
     ignores_place: ClassVar[frozenset[tuple[str, bool]]]
@@ -236,8 +237,7 @@ class ManagedMemory(abc.ABC):
             raise self._refused("size", "size", f"alloc of {size} bytes: expected 1 or more")
         self._check_alloc(size, whole("flags", flags))
         size = self._rounded(size)
-        addr = self._next
-        self._next += (size + self.gap + _ALIGN - 1) // _ALIGN * _ALIGN
+        addr = self._room(size)
         self._allocations[addr] = size
         self._make(addr, size)
         return addr
@@ -659,11 +659,23 @@ class ManagedMemory(abc.ABC):
             raise self._refused(
                 "alloc_flags", "flag", f"alloc with flags {flags}: expected 1 (global) or 2 (host)"
             )
-        self._check_end(size, 1 << 47)
 
-    def _check_end(self, size: int, limit: int) -> None:
-        if self._next + self._rounded(size) > limit:
-            raise self._refused("memory", "size", f"alloc of {size} bytes: expected room for it")
+    def _room(self, size: int) -> int:
+        """Where an allocation of *size* bytes goes: behind the last one, else in the first hole."""
+        taken = (size + self.gap + _ALIGN - 1) // _ALIGN * _ALIGN
+        addr = self._next
+        if addr + taken > self.limit:
+            addr = self.base
+            for start, length in self._allocations.items():
+                if addr + taken <= start:
+                    break
+                addr = max(addr, (start + length + self.gap + _ALIGN - 1) // _ALIGN * _ALIGN)
+            if addr + taken > self.limit:
+                raise self._refused(
+                    "memory", "size", f"alloc of {size} bytes: expected room for it"
+                )
+        self._next = max(self._next, addr + taken)
+        return addr
 
     def _check_flags(self, call: str, flags: int) -> None:
         if flags:

@@ -510,6 +510,7 @@ class AclMemory(PageMemory):
     base = 0x900_0000_0000
     #: The address window and what a process may allocate.
     window = 3 << 40
+    limit = base + window
     gap = 0
     ignores_place = frozenset(
         (("read_mostly", True), ("preferred_location", False), ("discard", True))
@@ -587,7 +588,6 @@ class AclMemory(PageMemory):
             raise self._refused(
                 "memory", "size", f"alloc of {size} bytes: expected at most 3 TiB a process"
             )
-        self._check_end(size, self.base + self.window)
 
     def _check_discard(self) -> None:
         raise self._refused("unsupported", "C12", "discard: expected CUDA, ACL has none")
