@@ -1,8 +1,8 @@
 """The Ascend document, sentence by sentence (A1 to A30), and its driver (D1 to D14)."""
 
 import pytest
-from managed_kit import MIB, PAGE, kinds, memory
 
+from managed_kit import MIB, PAGE, kinds, memory
 from svmcore.managed import (
     AclMemManagedAdviseType,
     Location,
@@ -43,7 +43,7 @@ def query(space, ptr, name, size=PAGE, data_size=4):
     return space.mem_range_get_attribute(name, ptr, size, data_size)
 
 
-# ---- read mostly --------------------------------------------------------------------------------
+# ---- read mostly -----------------------------
 
 
 def test_a1_six_values_from_0():
@@ -198,7 +198,7 @@ def test_a16_the_others_are_freed(acl, page):
     assert (made.bytes_freed, made.bytes_allocated) == (2 * PAGE, PAGE)
 
 
-# ---- preferred location ---------------------------------------------------------------------------
+# ---- preferred location -----------------------------
 
 
 @pytest.mark.parametrize(("where", "device", "kind"), [("cpu", -1, 2), ("gpu1", 1, 1)])
@@ -291,7 +291,7 @@ def test_a27_unset_preferred_keeps_the_mappings(acl, page):
     assert acl.page(page) == before._replace(preferred=None)
 
 
-# ---- accessed by -----------------------------------------------------------------------------------
+# ---- accessed by -----------------------------
 
 
 def test_a28_accessed_by_is_queried(acl, page):
@@ -321,7 +321,7 @@ def test_a30_unset_accessed_by_keeps_the_mappings(acl, page):
     assert acl.page(page) == before._replace(accessed_by=())
 
 
-# ---- the driver -------------------------------------------------------------------------------------
+# ---- the driver -----------------------------
 
 
 def test_d1_allocates_only_with_accessed_by_at_the_same_place(driver, driver_page):

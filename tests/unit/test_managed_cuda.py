@@ -1,8 +1,8 @@
 """CUDA's rules C1 to C15, and the order in which its faults find a place (R2 to R11)."""
 
 import pytest
-from managed_kit import kinds, memory
 
+from managed_kit import kinds, memory
 from svmcore.managed import CudaMemAdvise, Location, ManagedError
 from svmcore.managed.state import ReadMostly
 
@@ -439,7 +439,7 @@ def test_c15_touches_and_prefetches_split_nothing(cuda):
     assert len(cuda.ranges()) == 1
 
 
-# ---- the order of the fault's decision ------------------------------------------------------------
+# ---- the order of the fault's decision -----------------------------
 
 
 def test_r6_first_touch_goes_to_the_preferred_place_if_it_is_reached(cuda):

@@ -3,8 +3,8 @@
 import pickle
 
 import pytest
-from managed_kit import PAGE, machine, memory
 
+from managed_kit import PAGE, machine, memory
 from svmcore.errors import InvalidArgumentError, SvmError
 from svmcore.managed import (
     AclMemManagedAdviseType,
@@ -251,7 +251,7 @@ def test_acl_batch_caps():
     assert len(space.mem_prefetch_batch([ptr] * 64, [PAGE] * 64, ["gpu0"] * 64, range(64))) == 64
 
 
-# ---- allocations -----------------------------------------------------------------------------------
+# ---- allocations -----------------------------
 
 
 @pytest.mark.parametrize("size", [0, -5])
@@ -309,7 +309,7 @@ def test_adopt(space):
         assert snapshot(space) == before
 
 
-# ---- capabilities ------------------------------------------------------------------------------------
+# ---- capabilities -----------------------------
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_addresses_are_whole_numbers(space, ptr, value):
         space.access(ptr, value)
 
 
-# ---- names -------------------------------------------------------------------------------------------
+# ---- names -----------------------------
 
 
 def test_conversion_goes_by_name():

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from managed_kit import memory
 
+from managed_kit import memory
 from svmcore.attributes import Attribute, Flag
 from svmcore.engine import Space
 from svmcore.errors import InvalidArgumentError, SvmError
@@ -67,7 +67,7 @@ def given(space, *call):
     return pair
 
 
-# ---- A5: HIP advice as KFD attributes -------------------------------------------------------------
+# ---- A5: HIP advice as KFD attributes -----------------------------
 
 GPU1 = 101  # id of the second device
 
@@ -209,7 +209,7 @@ def test_kfd_refusals(kfd):
         query(kfd, ptr, "READ_MOSTLY")
 
 
-# ---- hip-tests ---------------------------------------------------------------------------------------
+# ---- hip-tests -----------------------------
 
 
 def refused(call, name):
@@ -228,9 +228,7 @@ def test_hip_tests_spans(hip, page, advice):
 @pytest.mark.parametrize("device", [3, 99, -2, -3])
 def test_hip_tests_devices(hip, page, advice, device):
     free = ("SET_READ_MOSTLY", "UNSET_READ_MOSTLY", "SET_COARSE_GRAIN", "UNSET_COARSE_GRAIN")
-    if advice.name in free:
-        hip.mem_advise(page, KIB4, advice, device)
-    elif advice == Advise.UNSET_PREFERRED_LOCATION and device == -2:
+    if advice.name in free or (advice == Advise.UNSET_PREFERRED_LOCATION and device == -2):
         hip.mem_advise(page, KIB4, advice, device)
     else:
         refused(lambda: hip.mem_advise(page, KIB4, advice, device), "hipErrorInvalidDevice")
@@ -313,7 +311,7 @@ def test_what_hip_has_not(hip, page):
     refused(lambda: hip.mem_get_location_info(page, KIB4, KIB4), "hipErrorNotSupported")
 
 
-# ---- cases of users -----------------------------------------------------------------------------------
+# ---- cases of users -----------------------------
 
 
 @pytest.mark.parametrize(("grant", "grants"), [("on_use", 2), ("all", 8)])
@@ -429,7 +427,7 @@ def test_case_17_coarse_grain(hip):
     assert (done.bytes_migrated, hip.counters()["bytes_migrated"]) == (0, 0)
 
 
-# ---- spaces -------------------------------------------------------------------------------------------
+# ---- spaces -----------------------------
 
 
 def test_a_space_of_ones_own():
@@ -447,6 +445,6 @@ def test_fatal_access_is_the_drivers_error():
     ptr = space.alloc(KIB4)
     with pytest.raises(SvmError, match="memory violation"):
         space.access(ptr, by=0)
+    space.space.unmap(ptr, KIB4)
     with pytest.raises(ManagedAddressError):
-        space.space.unmap(ptr, KIB4)
         space.mem_advise(ptr, KIB4, "granularity", value=2)

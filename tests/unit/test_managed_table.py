@@ -1,8 +1,8 @@
 """One test a row of table A6: the same advice under CUDA, HIP, ACL and as a KFD attribute."""
 
 import pytest
-from managed_kit import PAGE, kinds, memory
 
+from managed_kit import PAGE, kinds, memory
 from svmcore.attributes import Attribute
 from svmcore.managed import (
     AclMemManagedAdviseType,
