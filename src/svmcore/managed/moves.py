@@ -72,7 +72,7 @@ def take_step(rules: Rules, nodes: Topology, page: Page, step: Step) -> Moved:
         prefetch = _prefetch if rules.prefetch_populates else _prefetch_acl
         return prefetch(rules, nodes, page, step)
     if step.word == "discard":
-        return _discard(page)
+        return _discard(page) if rules.discards else Moved(page, refused=("unsupported", "C12"))
     if step.word == "fill":
         return _fill(page, step)
     return _evict(rules, nodes, page, step.by)

@@ -47,6 +47,8 @@ class Rules:
     """Processors map memory of others (C7); not on A2 and A3 hardware (D11)."""
     prefetch_populates: bool
     """A prefetch reaches every page and every place (C10), or D13 holds."""
+    discards: bool
+    """Contents can be given up (C12)."""
     same_is_nothing: bool
     """Advice that is set already returns at once (D4)."""
     one_host: bool
@@ -67,6 +69,7 @@ ACL: Final = Rules(
     advice_guides_faults=False,
     remote_mappings=False,
     prefetch_populates=False,
+    discards=False,
     same_is_nothing=False,
     one_host=False,
     merges=True,
@@ -92,6 +95,7 @@ CUDA: Final = Rules(
     advice_guides_faults=True,
     remote_mappings=True,
     prefetch_populates=True,
+    discards=True,
     same_is_nothing=True,
     one_host=False,
     merges=False,
@@ -180,6 +184,13 @@ DIFFERENCES: Final = (
             step.word == "accessed_by"
             and step.on
             and (page.copies != 0 or _meets(page.advised(step), step.place))
+        ),
+    ),
+    Difference(
+        "C9/A27",
+        "without its preference a processor of accessed-by maps what is there in CUDA",
+        lambda page, step: (
+            step.word == "preferred_location" and not step.on and page.accessed_by != 0
         ),
     ),
     Difference(
