@@ -278,11 +278,15 @@ class _Run:
     def _advise(
         self, addr: int, size: int, word: str, location: str | None, value: int | None
     ) -> None:
+        # Whole granules: buffers begin anywhere, and ACL rounds the size, not the end.
+        granule = self.memory.granule
+        start = addr // granule * granule
+        size = -(-(addr + size) // granule) * granule - start
         try:
             if word == "prefetch":
-                result = self.memory.mem_prefetch(addr, size, location or "invalid")
+                result = self.memory.mem_prefetch(start, size, location or "invalid")
             else:
-                result = self.memory.mem_advise(addr, size, word, location, value=value)
+                result = self.memory.mem_advise(start, size, word, location, value=value)
         except ManagedError as error:
             self._refuse(f"{word}: {error.result.name}, rule {error.rule}")
             return

@@ -129,7 +129,7 @@ def advice_study(
         "lint": [
             {"buffer": row["name"], "write_share": row["write_share"], "advised": row["asks"]}
             for row in ({**row, "asks": "read_mostly" in row["advised"]} for row in table)
-            if row["write_share"] > write_share
+            if row["writes"] > write_share * (row["reads"] + row["writes"])
         ],
         "refused": {
             f"{dialect} {word or 'no advice'}": play.refused
