@@ -1,6 +1,6 @@
 """Words of advice: one neutral table, and what every vendor calls each of them.
 
-Traces, hint plans and the dialects of :mod:`svmcore.managed` speak of advice by
+Traces, hint plans and the dialects of ``svmcore.managed`` speak of advice by
 these words. A word is *set* or *unset*; what that does depends on the driver and
 is not told here. Pure data: nothing here knows an engine.
 
@@ -165,6 +165,7 @@ def meaning_of(name: str) -> Meaning | None:
 
     Examples
     --------
+    >>> from svmcore.advice import meaning_of
     >>> meaning_of("hipMemAdviseUnsetAccessedBy")
     Meaning(word='access_in_place', on=False)
     >>> meaning_of("unset_read_mostly")

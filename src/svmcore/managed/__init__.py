@@ -3,6 +3,7 @@
 :func:`managed_memory` makes the managed memory of one process under one vendor's
 rules; the calls are the vendors' with their own enums, results and rounding.
 
+>>> from svmcore.managed import CudaMemAdvise, managed_memory
 >>> memory = managed_memory("cuda", "gpu-80g")
 >>> ptr = memory.alloc(1 << 20)
 >>> memory.mem_advise(ptr, 1 << 20, CudaMemAdvise.SET_PREFERRED_LOCATION, "gpu0").pages
@@ -13,14 +14,6 @@ False
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
-
-from ..errors import InvalidArgumentError
-from ..machine import Machine
 from .enums import (
     DEVICE_CPU,
     DEVICE_INVALID,
@@ -49,9 +42,12 @@ from .errors import (
     ManagedMemoryError,
     ManagedSupportError,
 )
+from .factory import managed_memory
 from .kfd import HipMemory, HmmFlag, HostRegistration, HsaAttribute, KfdMemory
 from .memory import SEMANTICS, AdviseResult, Effect, ManagedMemory, PageView, Touch
 from .pages import AclMemory, CudaMemory, PageMemory, PolicyRange
+from .playing import Comparison, Hint, Play, compare_dialects, play_trace
+from .study import advice_study
 
 __all__ = [
     "DEVICE_CPU",
@@ -63,6 +59,7 @@ __all__ = [
     "AclMemory",
     "AclResult",
     "AdviseResult",
+    "Comparison",
     "CudaMemAdvise",
     "CudaMemLocationType",
     "CudaMemRangeAttribute",
@@ -70,6 +67,7 @@ __all__ = [
     "CudaResult",
     "DriverErrno",
     "Effect",
+    "Hint",
     "HipCoherencyMode",
     "HipMemRangeAttribute",
     "HipMemory",
@@ -89,48 +87,13 @@ __all__ = [
     "ManagedSupportError",
     "PageMemory",
     "PageView",
+    "Play",
     "PolicyRange",
     "Touch",
+    "advice_study",
+    "compare_dialects",
     "convert",
     "managed_memory",
+    "play_trace",
     "vendor_name",
 ]
-
-
-def managed_memory(
-    semantics: str = "acl", machine: str | Path | Machine = "gpu-80g", **options: Any
-) -> ManagedMemory:
-    """Managed memory of one process.
-
-    Parameters
-    ----------
-    semantics : str
-        ``acl`` (the document), ``acl-driver``, ``cuda``, ``hip`` or ``kfd``.
-    machine : str, Path or Machine
-        Its GPUs are the devices.
-    **options
-        As the class of the dialect takes them: :class:`AclMemory`,
-        :class:`CudaMemory`, :class:`HipMemory`, :class:`KfdMemory`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For unknown semantics, an unknown machine or option.
-    """
-    classes: dict[str, Callable[..., ManagedMemory]] = {
-        "acl": partial(AclMemory, "acl"),
-        "acl-driver": partial(AclMemory, "acl-driver"),
-        "cuda": CudaMemory,
-        "hip": HipMemory,
-        "kfd": KfdMemory,
-    }
-    if semantics not in classes:
-        raise InvalidArgumentError(
-            f"semantics {semantics!r}: expected one of {', '.join(SEMANTICS)}"
-        )
-    make = classes[semantics]
-    try:
-        inspect.signature(make).bind(machine, **options)
-    except TypeError as error:
-        raise InvalidArgumentError(f"semantics {semantics}: {error}") from error
-    return make(machine, **options)

@@ -1,4 +1,4 @@
-"""The real CUDA driver behind the interface of :class:`svmcore.managed.CudaMemory`.
+"""The real CUDA driver behind the interface of :class:`svmcore.managed.pages.CudaMemory`.
 
 Calls go one to one to ``cuda.bindings.driver`` (extra ``cuda``); the driver
 judges every argument. Nothing here models anything: with the same calls on both,
@@ -116,7 +116,7 @@ class CudaManagedBackend:
         advice: enum.IntEnum | int | str,
         location: Location | str | int | None = None,
     ) -> AdviseResult:
-        """``cuMemAdvise``; arguments as :meth:`svmcore.managed.ManagedMemory.mem_advise`.
+        """``cuMemAdvise``; arguments as :meth:`svmcore.managed.memory.ManagedMemory.mem_advise`.
 
         Raises
         ------

@@ -251,6 +251,7 @@ def convert(member: enum.IntEnum, vendor: str) -> enum.IntEnum:
 
     Examples
     --------
+    >>> from svmcore.managed import CudaMemAdvise, convert
     >>> int(convert(CudaMemAdvise.SET_ACCESSED_BY, "acl"))
     4
     """
@@ -278,6 +279,7 @@ class Location(NamedTuple):
 
     Examples
     --------
+    >>> from svmcore.managed import Location
     >>> Location.parse("gpu1") == Location.device(1) == Location(1, 1)
     True
     """

@@ -281,6 +281,7 @@ class HipMemory(_SpaceMemory):
 
     Examples
     --------
+    >>> from svmcore.managed import HipMemory
     >>> memory = HipMemory()
     >>> ptr = memory.alloc(4096)
     >>> memory.mem_range_get_attribute("PREFERRED_LOCATION", ptr, 4096)

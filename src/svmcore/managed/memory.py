@@ -140,7 +140,7 @@ class Action(NamedTuple):
 class ManagedMemory(abc.ABC):
     """Managed memory of one process under one vendor's rules.
 
-    Made by :func:`svmcore.managed.managed_memory`. Memory: :meth:`alloc`,
+    Made by :func:`svmcore.managed.factory.managed_memory`. Memory: :meth:`alloc`,
     :meth:`free`. Advice: :meth:`mem_advise`, :meth:`mem_prefetch`,
     :meth:`mem_prefetch_batch`, :meth:`mem_discard_batch`,
     :meth:`mem_discard_and_prefetch_batch`. Queries:

@@ -495,6 +495,7 @@ class AclMemory(PageMemory):
 
     Examples
     --------
+    >>> from svmcore.managed import AclMemManagedAdviseType, AclMemory
     >>> memory = AclMemory("acl")
     >>> ptr = memory.alloc(2 << 20)
     >>> memory.mem_advise(ptr, 2 << 20, AclMemManagedAdviseType.SET_READ_MOSTLY).pages
@@ -673,6 +674,7 @@ class CudaMemory(PageMemory):
 
     Examples
     --------
+    >>> from svmcore.managed import CudaMemAdvise, CudaMemory
     >>> memory = CudaMemory()
     >>> ptr = memory.alloc(8192)
     >>> memory.mem_advise(ptr, 1, CudaMemAdvise.SET_READ_MOSTLY).ranges_split

@@ -23,6 +23,7 @@ from ..traces import Mapping as Buffer
 from ..traces import Trace, open_trace
 from ..units import format_size
 from .errors import ManagedError
+from .factory import managed_memory
 from .memory import Effect, ManagedMemory, Touch
 from .state import COPYING, MOVING
 
@@ -161,8 +162,6 @@ def compare_dialects(
     ----------
     O(plans * semantics * pieces of equal state touched).
     """
-    from . import managed_memory
-
     source = opened(trace)
     node = machine_for(source, by) if machine is None else Machine.resolve(machine)
     if plans is None:

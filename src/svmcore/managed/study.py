@@ -16,7 +16,7 @@ from ..machine import Machine
 from ..records import UNKNOWN, Access, Kind, processor_name
 from ..traces import Mapping as Buffer
 from ..traces import Trace
-from . import managed_memory
+from .factory import managed_memory
 from .playing import COUNTED, Hint, Play, machine_for, opened, play_trace, processor_of_name
 
 __all__ = ["DIALECTS", "EFFECTS", "WRITE_SHARE", "advice_study"]
