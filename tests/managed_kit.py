@@ -27,3 +27,13 @@ def memory(semantics, *, devices=3, hive=0, coherent=False, vram_mib=1024, **opt
 def kinds(result):
     """Kinds of the events of a result or touch, in order."""
     return [effect.event.kind for effect in result.effects]
+
+
+def touch(space, ptr, *processors, write=False):
+    """Whether each processor's access of one page is a hit."""
+    return [space.access(ptr, by=who, write=write).hit for who in processors]
+
+
+def query(space, ptr, name, size=None, data_size=4):
+    """An attribute of one granule, or of *size* bytes."""
+    return space.mem_range_get_attribute(name, ptr, size or space.granule, data_size)

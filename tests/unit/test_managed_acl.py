@@ -2,7 +2,7 @@
 
 import pytest
 
-from managed_kit import MIB, PAGE, kinds, memory
+from managed_kit import MIB, PAGE, kinds, memory, query, touch
 from svmcore.managed import (
     AclMemManagedAdviseType,
     Location,
@@ -33,14 +33,6 @@ def driver():
 @pytest.fixture
 def driver_page(driver):
     return driver.alloc(PAGE)
-
-
-def touch(space, ptr, *processors, write=False):
-    return [space.access(ptr, by=who, write=write).hit for who in processors]
-
-
-def query(space, ptr, name, size=PAGE, data_size=4):
-    return space.mem_range_get_attribute(name, ptr, size, data_size)
 
 
 # ---- read mostly -----------------------------

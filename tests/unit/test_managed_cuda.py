@@ -2,7 +2,7 @@
 
 import pytest
 
-from managed_kit import kinds, memory
+from managed_kit import kinds, memory, query, touch
 from svmcore.managed import CudaMemAdvise, Location, ManagedError
 from svmcore.managed.state import ReadMostly
 
@@ -18,14 +18,6 @@ def cuda():
 @pytest.fixture
 def page(cuda):
     return cuda.alloc(KIB4)
-
-
-def touch(space, ptr, *processors, write=False):
-    return [space.access(ptr, by=who, write=write).hit for who in processors]
-
-
-def query(space, ptr, name, size=KIB4, data_size=4):
-    return space.mem_range_get_attribute(name, ptr, size, data_size)
 
 
 def advise(space, ptr, advice, location=None, size=KIB4):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from managed_kit import memory
+from managed_kit import memory, query
 from svmcore.attributes import Attribute, Flag
 from svmcore.engine import Space
 from svmcore.errors import InvalidArgumentError, SvmError
@@ -39,10 +39,6 @@ def page(hip):
 @pytest.fixture
 def kfd():
     return memory("kfd")
-
-
-def query(space, ptr, name, size=KIB4, data_size=4):
-    return space.mem_range_get_attribute(name, ptr, size, data_size)
 
 
 class Recorder:
