@@ -14,6 +14,7 @@ False
 
 from __future__ import annotations
 
+from .acl import AclMemory
 from .enums import (
     DEVICE_CPU,
     DEVICE_INVALID,
@@ -43,11 +44,13 @@ from .errors import (
     ManagedSupportError,
 )
 from .factory import managed_memory
-from .kfd import HipMemory, HmmFlag, HostRegistration, HsaAttribute, KfdMemory
-from .memory import SEMANTICS, AdviseResult, Effect, ManagedMemory, PageView, Touch
-from .pages import AclMemory, CudaMemory, PageMemory, PolicyRange
+from .hip import HipMemory, HmmFlag, HostRegistration, HsaAttribute
+from .kfd import KfdMemory
+from .memory import SEMANTICS, AdviseResult, Effect, ManagedMemory, Options, PageView, Touch
+from .pages import PageMemory, PolicyRange
 from .playing import Comparison, Hint, Play, compare_dialects, play_trace
 from .study import advice_study
+from .unified import CudaMemory
 
 __all__ = [
     "DEVICE_CPU",
@@ -85,6 +88,7 @@ __all__ = [
     "ManagedMemory",
     "ManagedMemoryError",
     "ManagedSupportError",
+    "Options",
     "PageMemory",
     "PageView",
     "Play",

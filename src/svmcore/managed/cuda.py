@@ -1,4 +1,4 @@
-"""The real CUDA driver behind the interface of :class:`svmcore.managed.pages.CudaMemory`.
+"""The real CUDA driver behind the interface of :class:`svmcore.managed.unified.CudaMemory`.
 
 Calls go one to one to ``cuda.bindings.driver`` (extra ``cuda``); the driver
 judges every argument. Nothing here models anything: with the same calls on both,

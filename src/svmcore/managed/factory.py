@@ -10,9 +10,11 @@ from typing import Any
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
-from .kfd import HipMemory, KfdMemory
-from .memory import SEMANTICS, ManagedMemory
-from .pages import AclMemory, CudaMemory
+from .acl import AclMemory
+from .hip import HipMemory
+from .kfd import KfdMemory
+from .memory import SEMANTICS, ManagedMemory, Options
+from .unified import CudaMemory
 
 __all__ = ["managed_memory"]
 
@@ -49,8 +51,10 @@ def managed_memory(
             f"semantics {semantics!r}: expected one of {', '.join(SEMANTICS)}"
         )
     make = classes[semantics]
-    try:
-        inspect.signature(make).bind(machine, **options)
-    except TypeError as error:
-        raise InvalidArgumentError(f"semantics {semantics}: {error}") from error
+    known = {*inspect.signature(make).parameters, *Options.__annotations__} - {"machine", "options"}
+    if "settings" not in known and not options.keys() <= known:
+        raise InvalidArgumentError(
+            f"semantics {semantics}: option {min(options.keys() - known)!r}, "
+            f"expected {', '.join(sorted(known))}"
+        )
     return make(machine, **options)

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypedDict, Unpack
 
 from sortedcontainers import SortedDict
 
@@ -26,7 +26,7 @@ from .enums import DEVICE_INVALID, CudaMemLocationType, Location, vendors_word
 from .errors import ManagedError, failure
 from .state import HOST, Event
 
-__all__ = ["SEMANTICS", "AdviseResult", "Effect", "ManagedMemory", "PageView", "Touch"]
+__all__ = ["SEMANTICS", "AdviseResult", "Effect", "ManagedMemory", "Options", "PageView", "Touch"]
 
 #: The dialects.
 SEMANTICS: Final = ("acl", "acl-driver", "cuda", "hip", "kfd")
@@ -137,6 +137,17 @@ class Action(NamedTuple):
     value: int | None = None
 
 
+class Options(TypedDict, total=False):
+    """What every dialect can be told of the driver and the host."""
+
+    supported: bool
+    """Whether the driver offers managed memory at all (on)."""
+    nodes: int
+    """NUMA nodes of the host (1)."""
+    current_node: int
+    """The node of the calling thread (0)."""
+
+
 class ManagedMemory(abc.ABC):
     """Managed memory of one process under one vendor's rules.
 
@@ -153,12 +164,8 @@ class ManagedMemory(abc.ABC):
         One of :data:`SEMANTICS`.
     machine : str, Path or Machine
         Its GPUs are the devices, in order.
-    supported : bool
-        Whether the driver offers managed memory at all.
-    nodes : int
-        NUMA nodes of the host.
-    current_node : int
-        The node of the calling thread.
+    **options
+        :class:`Options`.
 
     Raises
     ------
@@ -182,18 +189,13 @@ class ManagedMemory(abc.ABC):
     ignores_place: ClassVar[frozenset[tuple[str, bool]]]
 
     def __init__(
-        self,
-        semantics: str,
-        machine: str | Path | Machine = "gpu-80g",
-        *,
-        supported: bool = True,
-        nodes: int = 1,
-        current_node: int = 0,
+        self, semantics: str, machine: str | Path | Machine, **options: Unpack[Options]
     ) -> None:
+        nodes, current_node = options.get("nodes", 1), options.get("current_node", 0)
         self.semantics = semantics
         self.machine = Machine.resolve(machine)
         self.devices = len(self.machine.gpus)
-        self.supported = supported
+        self.supported = options.get("supported", True)
         self.nodes, self.current_node = whole("nodes", nodes), whole("current_node", current_node)
         if not 0 <= self.current_node < self.nodes:
             raise InvalidArgumentError(
@@ -419,7 +421,7 @@ class ManagedMemory(abc.ABC):
         ManagedError
             Where the vendor has no discard, or as :meth:`mem_prefetch_batch`.
         """
-        self._check_discard()
+        self._check_cuda_only("discard", "C12")
         self._check_batch("discard batch", ptrs, sizes, flags, stream)
         spans = [
             self._span("discard batch", whole("ptr", ptr), whole("size", size))
@@ -437,7 +439,7 @@ class ManagedMemory(abc.ABC):
         stream: int = PER_THREAD_STREAM,
     ) -> list[AdviseResult]:
         """Both, one after the other (C13); a batch that one of them refuses does neither."""
-        self._check_discard()
+        self._check_cuda_only("discard", "C12")
         self._check_batch("discard and prefetch batch", ptrs, sizes, flags, stream)
         self._batch_places(len(ptrs), prefetch_locs, prefetch_loc_idxs)
         self.mem_discard_batch(ptrs, sizes, flags, stream)
@@ -543,7 +545,7 @@ class ManagedMemory(abc.ABC):
         ptr, size = whole("ptr", ptr), whole("size", size)
         window = whole("summary_granularity", summary_granularity)
         every = whole("sampling_granularity", sampling_granularity)
-        self._check_location_info()
+        self._check_cuda_only("location info", "C14")
         self._span("location info", ptr, size)
         if not 0 < window <= size or not 0 <= every <= window:
             raise self._refused(
@@ -681,11 +683,12 @@ class ManagedMemory(abc.ABC):
         if flags:
             raise self._refused("flags", "flags", f"{call} with flags {flags}: expected 0")
 
-    def _check_discard(self) -> None:
-        self._check_support("discard")
-
-    def _check_location_info(self) -> None:
-        self._check_support("location info")
+    def _check_cuda_only(self, call: str, rule: str) -> None:
+        self._check_support(call)
+        if self.vendor != "cuda":
+            raise self._refused(
+                "unsupported", rule, f"{call}: expected semantics cuda, {self.semantics} has none"
+            )
 
     def _check_batch(
         self, call: str, ptrs: Sequence[int], sizes: Sequence[int], flags: int, stream: int

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..machine import Gpu, Machine
+from .acl import AclMemory
 from .enums import Location
 from .errors import ManagedError
 from .memory import Effect
-from .pages import AclMemory
 from .state import HOST, NOBODY, Event, ReadMostly, members, word_of
 
 __all__ = ["MODES", "differences", "is_case_file", "play"]
