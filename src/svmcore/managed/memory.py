@@ -24,7 +24,7 @@ from ..machine import Machine
 from ..units import ADDRESS_LIMIT, PAGE_SIZE, whole
 from .enums import DEVICE_INVALID, CudaMemLocationType, Location, vendors_word
 from .errors import ManagedError, failure
-from .state import HOST, Event
+from .state import HOST, Event, processor_of
 
 __all__ = ["SEMANTICS", "AdviseResult", "Effect", "ManagedMemory", "Options", "PageView", "Touch"]
 
@@ -204,6 +204,9 @@ class ManagedMemory(abc.ABC):
         self._allocations: SortedDict[int, int] = SortedDict()  # start -> bytes
         self._next = self.base
         self._adopted = False
+        # What was looked up last: most touches are of the same allocation as the one before.
+        self._recent = (0, 0)
+        self._processors: dict[str | int, int] = {}
 
     def __repr__(self) -> str:
         return (
@@ -282,6 +285,7 @@ class ManagedMemory(abc.ABC):
         ptr = whole("ptr", ptr)
         if ptr not in self._allocations:
             raise self._refused("foreign", "free", f"free {ptr:#x}: expected an allocation's start")
+        self._recent = (0, 0)
         self._unmake(ptr, self._allocations.pop(ptr))
 
     def allocations(self) -> list[tuple[int, int]]:
@@ -583,11 +587,18 @@ class ManagedMemory(abc.ABC):
             Outside every allocation, or for an unknown processor.
         """
         ptr, size = whole("ptr", ptr), whole("size", size)
+        processor = self._processors.get(by) if isinstance(by, str | int) else None
+        if processor is None:
+            processor = self._processor(by)
+        start, end = self._inside("access", ptr, size)
+        return self._touch(start, end, processor, bool(write))
+
+    def _processor(self, by: str | int) -> int:
         place = Location.parse(by)
         if not self._known(place):
             raise self._refused("device", "processor", f"access by {by!r}: {self._expected()}")
-        start, end = self._inside("access", ptr, size)
-        return self._touch(start, end, HOST if place.is_host else place.id + 1, bool(write))
+        number = self._processors[by] = processor_of(place)
+        return number
 
     def is_read_mostly(self, ptr: int, size: int) -> bool:
         """Whether all of ``[ptr, ptr + size)`` is advised read mostly.
@@ -862,11 +873,14 @@ class ManagedMemory(abc.ABC):
 
     def _allocation(self, addr: int) -> tuple[int, int] | None:
         """Start and size of the allocation at *addr*."""
+        start, size = self._recent
+        if start <= addr < start + size:
+            return self._recent
         index = self._allocations.bisect_right(addr)
         if not index:
             return None
-        start, size = self._allocations.peekitem(index - 1)
-        return (start, size) if addr < start + size else None
+        self._recent = start, size = self._allocations.peekitem(index - 1)
+        return self._recent if addr < start + size else None
 
 
 def processor_names(processors: Iterable[int]) -> tuple[str, ...]:
