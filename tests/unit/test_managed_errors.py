@@ -350,6 +350,11 @@ def test_a_device_too_small_for_a_page():
         ("acl", {"page_size": 4096}),
         ("hip", {"kernel": "1.0"}),
         ("acl", {"strict": True}),
+        ("cuda", {"not_concurrent": 5}),
+        ("cuda", {"not_concurrent": [3]}),
+        ("hip", {"hmm_flags": 8}),
+        ("hip", {"hmm_flags": "all"}),
+        (["acl"], {}),
     ],
 )
 def test_options(semantics, options):
@@ -408,7 +413,9 @@ def test_vendor_names():
     ]
 
 
-@pytest.mark.parametrize("word", ["gpu", "gpu-1", "tpu0", "nodeX", 1.5, "gpu²"])
+@pytest.mark.parametrize(
+    "word", ["gpu", "gpu-1", "tpu0", "1", "nodeX", 1.5, "gpu²", (1, None), ("a", 0), (1, 2, 3), []]
+)
 def test_locations_of_no_form(space, ptr, word):
     with pytest.raises(InvalidArgumentError, match="location"):
         space.mem_prefetch(ptr, PAGE, word)

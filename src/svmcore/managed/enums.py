@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Self
 
 from ..advice import VENDOR_ADVICE, Meaning
 from ..errors import InvalidArgumentError
+from ..units import whole
 
 __all__ = [
     "DEVICE_CPU",
@@ -332,18 +333,19 @@ class Location(NamedTuple):
         if place is None or place == "invalid":
             return cls.invalid()
         if isinstance(place, tuple) and len(place) == 2:
-            return cls(*place)
-        if isinstance(place, int):
-            number = int(place)
+            return cls(whole("location type", place[0]), whole("location id", place[1]))
+        if isinstance(place, str):
+            if place in ("cpu", "host"):
+                return cls.host()
+            for prefix, make in (("gpu", cls.device), ("node", cls.host_numa)):
+                digits = place.removeprefix(prefix)
+                if digits != place and digits.isascii() and digits.isdigit():
+                    return make(int(digits))
+        elif hasattr(place, "__index__"):
+            number = whole("location", place)
             if number == DEVICE_CPU:
                 return cls.host()
             return cls.invalid() if number == DEVICE_INVALID else cls.device(number)
-        if place in ("cpu", "host"):
-            return cls.host()
-        for prefix, make in (("gpu", cls.device), ("node", cls.host_numa)):
-            digits = str(place).removeprefix(prefix)
-            if digits != place and digits.isascii() and digits.isdigit():
-                return make(int(digits))
         raise InvalidArgumentError(
             f"location {place!r}: expected cpu, node0, gpu0 ..., invalid, a device number, "
             "-1 for the host, or a Location"

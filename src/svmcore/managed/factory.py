@@ -46,7 +46,7 @@ def managed_memory(
         "hip": HipMemory,
         "kfd": KfdMemory,
     }
-    if semantics not in classes:
+    if str(semantics) not in classes:
         raise InvalidArgumentError(
             f"semantics {semantics!r}: expected one of {', '.join(SEMANTICS)}"
         )

@@ -104,6 +104,8 @@ class HipMemory(SpaceMemory):
         **settings: Any,
     ) -> None:
         super().__init__("hip", machine, space=space, settings=settings)
+        if not 0 <= whole("hmm_flags", hmm_flags) <= int(~HmmFlag(0)):
+            raise InvalidArgumentError(f"hmm_flags {hmm_flags}: expected the bits 1, 2 and 4")
         self.hmm_flags = HmmFlag(hmm_flags)
         #: Memory of the system that is not managed: start -> bytes.
         self._system: dict[int, int] = {}

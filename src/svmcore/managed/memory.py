@@ -587,9 +587,9 @@ class ManagedMemory(abc.ABC):
             Outside every allocation, or for an unknown processor.
         """
         ptr, size = whole("ptr", ptr), whole("size", size)
-        processor = self._processors.get(by) if isinstance(by, str | int) else None
-        if processor is None:
-            processor = self._processor(by)
+        # What is no key is refused by the slow way.
+        known = self._processors.get(by) if type(by) in (str, int) else None
+        processor = self._processor(by) if known is None else known
         start, end = self._inside("access", ptr, size)
         return self._touch(start, end, processor, bool(write))
 

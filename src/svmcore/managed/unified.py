@@ -77,6 +77,14 @@ class CudaMemory(PageMemory):
             raise InvalidArgumentError(f"page_size {page_size}: expected 4096 or 65536")
         rules = replace(rules_of("cuda"), granule=page_size)
         super().__init__(rules, machine, **options)
+        try:
+            known = all(device in range(self.devices) for device in not_concurrent)
+        except TypeError:
+            known = False
+        if not known:
+            raise InvalidArgumentError(
+                f"not_concurrent {not_concurrent!r}: expected devices of 0 to {self.devices - 1}"
+            )
         self.not_concurrent = frozenset(not_concurrent)
 
     def _meaning(self, advice: enum.IntEnum) -> Meaning:
