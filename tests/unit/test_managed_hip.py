@@ -114,6 +114,92 @@ def test_a5_numbers():
     assert [int(m) for m in HipCoherencyMode] == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "expected"),
+    [
+        (HsaAttribute.GLOBAL_FLAG, 1, (Attribute.CLR_FLAGS, 0x2)),
+        (HsaAttribute.GLOBAL_FLAG, 0, (Attribute.SET_FLAGS, 0x2)),
+        (HsaAttribute.READ_ONLY, True, (Attribute.SET_FLAGS, 0x8)),
+        (HsaAttribute.HIVE_LOCAL, True, (Attribute.SET_FLAGS, 0x4)),
+        (HsaAttribute.HIVE_LOCAL, False, (Attribute.CLR_FLAGS, 0x4)),
+        (HsaAttribute.GPU_EXEC, True, (Attribute.SET_FLAGS, 0x10)),
+        (HsaAttribute.READ_MOSTLY, True, (Attribute.SET_FLAGS, 0x20)),
+        (HsaAttribute.MIGRATION_GRANULARITY, 5, (Attribute.GRANULARITY, 5)),
+        (HsaAttribute.MIGRATION_GRANULARITY, 40, (Attribute.GRANULARITY, 18)),
+        (HsaAttribute.PREFERRED_LOCATION, "gpu1", (Attribute.PREFERRED_LOC, GPU1)),
+        (HsaAttribute.PREFERRED_LOCATION, "cpu", (Attribute.PREFERRED_LOC, 0)),
+        (HsaAttribute.PREFERRED_LOCATION, None, (Attribute.PREFERRED_LOC, 0xFFFFFFFF)),
+        (HsaAttribute.AGENT_ACCESSIBLE, 1, (Attribute.ACCESS, GPU1)),
+        (HsaAttribute.AGENT_ACCESSIBLE_IN_PLACE, 1, (Attribute.ACCESS_IN_PLACE, GPU1)),
+        (HsaAttribute.AGENT_NO_ACCESS, 1, (Attribute.NO_ACCESS, GPU1)),
+        (HsaAttribute.AGENT_ACCESSIBLE, "cpu", (Attribute.SET_FLAGS, 0x1)),
+        (HsaAttribute.AGENT_NO_ACCESS, "cpu", (Attribute.CLR_FLAGS, 0x1)),
+    ],
+)
+def test_a5_hsa_row(hip, attribute, value, expected):
+    assert given(hip, "svm_attributes_set", [(attribute, value)]) == expected
+
+
+def test_a5_flags_are_cleared_before_they_are_set(hip):
+    recorder = Recorder(hip.space)
+    ptr = hip.alloc(KIB4)
+    attributes = [
+        (HsaAttribute.READ_MOSTLY, True),
+        (HsaAttribute.GLOBAL_FLAG, 1),
+        (HsaAttribute.MIGRATION_GRANULARITY, 3),
+    ]
+    hip.svm_attributes_set(ptr + 5, 10, attributes)
+    assert recorder.given[-1] == [
+        (Attribute.GRANULARITY, 3),
+        (Attribute.CLR_FLAGS, 0x2),
+        (Attribute.SET_FLAGS, 0x20),
+    ]
+    assert hip.space.ranges()[0].flags == Flag.HOST_ACCESS | Flag.GPU_READ_MOSTLY
+
+
+@pytest.mark.parametrize(
+    ("attributes", "name"),
+    [
+        ([(0, 1), (0, 1)], "INCOMPATIBLE_ARGUMENTS"),
+        ([(0x200, 1), (0x202, 1)], "INCOMPATIBLE_ARGUMENTS"),
+        ([(0x200, "cpu"), (0x201, -1)], "INCOMPATIBLE_ARGUMENTS"),
+        ([(0x203, 1)], "INVALID_ARGUMENT"),
+        ([(5, 1)], "INVALID_ARGUMENT"),
+        ([(8, 1)], "INVALID_ARGUMENT"),
+        ([(0, 2)], "INVALID_ARGUMENT"),
+        ([(3, -1)], "INVALID_ARGUMENT"),
+        ([(4, "gpu3")], "INVALID_ARGUMENT"),
+        ([(0x200, None)], "INVALID_ARGUMENT"),
+    ],
+)
+def test_a5_refused_attributes(hip, page, attributes, name):
+    before = hip.space.ranges()
+    with pytest.raises(ManagedError) as caught:
+        hip.svm_attributes_set(page, KIB4, attributes)
+    assert caught.value.result.name == f"HSA_STATUS_ERROR_{name}"
+    assert hip.space.ranges() == before
+
+
+def test_a5_two_agents_have_access_of_their_own(hip, page):
+    hip.svm_attributes_set(page, KIB4, [(0x201, 0), (0x202, 1), (0x200, 2)])
+    (info,) = hip.space.ranges()
+    assert (info.access, info.access_in_place) == (("gpu2",), ("gpu0",))
+
+
+def test_a5_host_access_that_is_set_wins(hip):
+    nodes = [(HsaAttribute.AGENT_NO_ACCESS, "node0"), (HsaAttribute.AGENT_ACCESSIBLE, "node1")]
+    for attributes in (nodes, nodes[::-1]):
+        assert given(hip, "svm_attributes_set", attributes) == (Attribute.SET_FLAGS, 0x1)
+
+
+def test_a5_over_length_is_of_the_bytes_asked_for(hip):
+    ptr = hip.alloc(100)
+    assert hip.mem_advise(ptr, 100, Advise.SET_READ_MOSTLY).pages == 1
+    with pytest.raises(ManagedArgumentError):
+        hip.mem_advise(ptr, 101, Advise.SET_READ_MOSTLY)
+    hip.free(ptr)
+
+
 def test_a5_read_mostly_is_stored_and_has_no_effect():
     counts = []
     for advised in (False, True):

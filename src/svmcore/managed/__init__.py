@@ -31,6 +31,7 @@ from .enums import (
     HipMemoryAdvise,
     HipMemRangeAttribute,
     HipResult,
+    HsaResult,
     Location,
     convert,
     vendor_name,
@@ -44,7 +45,8 @@ from .errors import (
     ManagedSupportError,
 )
 from .factory import managed_memory
-from .hip import HipMemory, HmmFlag, HostRegistration, HsaAttribute
+from .hip import HipMemory, HmmFlag, HostRegistration
+from .hsa import HsaAttribute
 from .kfd import KfdMemory
 from .memory import SEMANTICS, AdviseResult, Effect, ManagedMemory, Options, PageView, Touch
 from .pages import PageMemory, PolicyRange
@@ -79,6 +81,7 @@ __all__ = [
     "HmmFlag",
     "HostRegistration",
     "HsaAttribute",
+    "HsaResult",
     "KfdMemory",
     "Location",
     "ManagedAddressError",

@@ -32,6 +32,7 @@ __all__ = [
     "HipMemRangeAttribute",
     "HipMemoryAdvise",
     "HipResult",
+    "HsaResult",
     "Location",
     "convert",
     "meaning",
@@ -181,6 +182,14 @@ class AclResult(enum.IntEnum):
     ACL_ERROR_RT_FEATURE_NOT_SUPPORT = 207000
     ACL_ERROR_RT_MEMORY_ALLOCATION = 207001
     ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899
+
+
+class HsaResult(enum.IntEnum):
+    """``hsa_status_t``, those of attribute calls; the numbers are not verified."""
+
+    HSA_STATUS_SUCCESS = 0
+    HSA_STATUS_ERROR_INVALID_ARGUMENT = 0x1001
+    HSA_STATUS_ERROR_INCOMPATIBLE_ARGUMENTS = 0x100D
 
 
 class DriverErrno(enum.IntEnum):

@@ -16,7 +16,7 @@ from ..errors import (
     OutOfMemoryError,
     SvmError,
 )
-from .enums import AclResult, CudaResult, DriverErrno, HipResult
+from .enums import AclResult, CudaResult, DriverErrno, HipResult, HsaResult
 
 __all__ = [
     "FAILURES",
@@ -116,6 +116,10 @@ FAILURES: Final[dict[str, dict[str, _Row]]] = {
         "host_to_host": (_ACL_DRIVER, "EOPNOTSUPP"),
         "never_touched": (_ACL_DRIVER, "EFAULT"),
         "accessed_by_place": (_ACL_DRIVER, "EINVAL"),
+    },
+    "hsa": {
+        "": (HsaResult.HSA_STATUS_ERROR_INVALID_ARGUMENT, "EINVAL"),
+        "incompatible": (HsaResult.HSA_STATUS_ERROR_INCOMPATIBLE_ARGUMENTS, "EINVAL"),
     },
     "kfd": {
         "": _KFD_VALUE,

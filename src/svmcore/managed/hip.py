@@ -7,6 +7,7 @@ ROCr keeps in a map of its own, and so does this.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,11 @@ from .enums import (
     Location,
     meaning,
 )
+from .hsa import kfd_attributes
 from .memory import Action, AdviseResult, agreed
 from .spaces import Noted, SpaceMemory
 
-__all__ = ["HipMemory", "HmmFlag", "HostRegistration", "HsaAttribute"]
-
-
-class HsaAttribute(enum.IntEnum):
-    """``hsa_amd_svm_attribute_t``."""
-
-    GLOBAL_FLAG = 0
-    READ_ONLY = 1
-    HIVE_LOCAL = 2
-    MIGRATION_GRANULARITY = 3
-    PREFERRED_LOCATION = 4
-    PREFETCH_LOCATION = 5
-    READ_MOSTLY = 6
-    GPU_EXEC = 7
-    AGENT_ACCESSIBLE = 0x200
-    AGENT_ACCESSIBLE_IN_PLACE = 0x201
-    AGENT_NO_ACCESS = 0x202
-    ACCESS_QUERY = 0x203
+__all__ = ["HipMemory", "HmmFlag", "HostRegistration"]
 
 
 class HmmFlag(enum.IntFlag):
@@ -109,6 +94,7 @@ class HipMemory(SpaceMemory):
         self.hmm_flags = HmmFlag(hmm_flags)
         #: Memory of the system that is not managed: start -> bytes.
         self._system: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
 
     def add_system_memory(self, addr: int, size: int) -> None:
         """Memory of the system (malloc) that advice may name unless MANAGED_ONLY is set.
@@ -122,10 +108,53 @@ class HipMemory(SpaceMemory):
         self._note(addr, addr + size, Noted())
         self._system[addr] = size
 
+    def svm_attributes_set(
+        self, addr: int, size: int, attributes: Sequence[tuple[int, Any]]
+    ) -> AdviseResult:
+        """``hsa_amd_svm_attributes_set``: see :func:`svmcore.managed.hsa.kfd_attributes`.
+
+        Parameters
+        ----------
+        addr, size : int
+            Bytes; rounded outward to 4096.
+        attributes : sequence of (HsaAttribute, value)
+
+        Raises
+        ------
+        ManagedError
+            With a result of :class:`svmcore.managed.hsa.HsaResult`, or for a wrong span;
+            nothing is set then.
+        """
+        start, end = self._span("svm attributes", whole("addr", addr), whole("size", size))
+        return self._set(start, end, kfd_attributes(attributes, self.machine.gpus))
+
     def host_register(self, addr: int, size: int, grant: str = "on_use") -> HostRegistration:
         """Register system memory: see :class:`HostRegistration`."""
         start, end = self._span("host register", whole("addr", addr), whole("size", size))
         return HostRegistration(self.space, start, end - start, grant)
+
+    def alloc(self, size: int, flags: int = 1) -> int:
+        """As :meth:`ManagedMemory.alloc`; later calls reach the bytes asked for, no further."""
+        addr = super().alloc(size, flags)
+        self._asked[addr] = size
+        return addr
+
+    def _unmake(self, addr: int, size: int) -> None:
+        super()._unmake(addr, size)
+        self._asked.pop(addr, None)
+
+    def _covered(self, call: str, ptr: int, size: int, start: int, end: int) -> tuple[int, int]:
+        start, end = super()._covered(call, ptr, size, start, end)
+        there = self._allocation(start)
+        asked = self._asked.get(there[0]) if there else None
+        if there and asked is not None and ptr + size > there[0] + asked:
+            raise self._refused(
+                "beyond",
+                "span",
+                f"{call} {ptr:#x} of {size:#x} bytes: expected an end of at most "
+                f"{there[0] + asked:#x}",
+            )
+        return start, end
 
     def _make(self, addr: int, size: int) -> None:
         super()._make(addr, size)
@@ -176,16 +205,16 @@ class HipMemory(SpaceMemory):
         return self._set(start, end, [(attribute, self._value(place) if fixed is None else fixed)])
 
     def _accessed_by(self, start: int, end: int, on: bool, place: Location | None) -> AdviseResult:
-        if place is not None and place.is_host:
-            self._change_notes(start, end, cpu_accessed=on)
-            if on:
-                attrs = [(Attribute.SET_FLAGS, int(Flag.HOST_ACCESS))]
-            else:  # ROCr's number of the CPU agent is taken for the first GPU's.
-                attrs = [(Attribute.ACCESS, gpu.id) for gpu in self.machine.gpus[:1]]
-        else:
+        if place is None or not place.is_host:
             attribute, _ = KFD_ATTRIBUTE["access_in_place", on]
-            attrs = [(attribute, self._value(place))]
-        return self._set(start, end, attrs)
+            return self._set(start, end, [(attribute, self._value(place))])
+        if on:
+            attrs = [(Attribute.SET_FLAGS, int(Flag.HOST_ACCESS))]
+        else:  # ROCr's number of the CPU agent is taken for the first GPU's.
+            attrs = [(Attribute.ACCESS, gpu.id) for gpu in self.machine.gpus[:1]]
+        result = self._set(start, end, attrs)
+        self._change_notes(start, end, cpu_accessed=on)
+        return result
 
     def _query(self, start: int, end: int, name: str) -> int:
         attrs = self.space.get_attr(start, end - start)
