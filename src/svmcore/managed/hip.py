@@ -122,7 +122,7 @@ class HipMemory(SpaceMemory):
         Raises
         ------
         ManagedError
-            With a result of :class:`svmcore.managed.hsa.HsaResult`, or for a wrong span;
+            With a result of :class:`svmcore.managed.enums.HsaResult`, or for a wrong span;
             nothing is set then.
         """
         start, end = self._span("svm attributes", whole("addr", addr), whole("size", size))
