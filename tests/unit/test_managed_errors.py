@@ -354,6 +354,7 @@ def test_a_device_too_small_for_a_page():
         ("cuda", {"not_concurrent": [3]}),
         ("hip", {"hmm_flags": 8}),
         ("hip", {"hmm_flags": "all"}),
+        ("hip", {"read_mostly": "maybe"}),
         (["acl"], {}),
     ],
 )

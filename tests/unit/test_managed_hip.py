@@ -215,6 +215,23 @@ def test_a5_read_mostly_is_stored_and_has_no_effect():
     assert counts[0]["bytes_migrated"] > 0
 
 
+def test_a5_read_mostly_as_documented_makes_writes_fault():
+    space = memory("hip", read_mostly="documented")
+    ptr = space.alloc(2 * KIB4)
+    space.mem_advise(ptr, 2 * KIB4, Advise.SET_READ_MOSTLY)
+    space.access(ptr, 2 * KIB4, by=0)
+    assert space.page(ptr).mapped == ("gpu0",)
+    assert space.page(ptr).writable == ()
+    write = space.access(ptr, KIB4, by=0, write=True)
+    assert write.faults >= 1
+    assert space.access(ptr, KIB4, by=0, write=True).hit
+    assert space.page(ptr).writable == ("gpu0",)
+    assert space.page(ptr + KIB4).writable == ()
+    assert query(space, ptr, "READ_MOSTLY", 2 * KIB4) == 1
+    space.mem_advise(ptr, 2 * KIB4, Advise.UNSET_READ_MOSTLY)
+    assert all(info.flags == Flag.HOST_ACCESS | Flag.COHERENT for info in space.space.ranges())
+
+
 def test_a5_unset_accessed_by_makes_pages_migrate_again(hip):
     ptr = hip.alloc(2 << 20)
     hip.access(ptr, 2 << 20, by="cpu", write=True)

@@ -16,7 +16,7 @@ from ..attributes import Attribute, Flag
 from ..engine import Space
 from ..errors import InvalidArgumentError
 from ..machine import Machine
-from ..units import whole
+from ..units import PAGE_SHIFT, whole
 from .enums import (
     DEVICE_CPU,
     DEVICE_INVALID,
@@ -28,8 +28,9 @@ from .enums import (
     meaning,
 )
 from .hsa import kfd_attributes
-from .memory import Action, AdviseResult, agreed
+from .memory import Action, AdviseResult, Touch, agreed
 from .spaces import Noted, SpaceMemory
+from .state import HOST
 
 __all__ = ["HipMemory", "HmmFlag", "HostRegistration"]
 
@@ -53,6 +54,9 @@ class HipMemory(SpaceMemory):
     machine : str, Path or Machine
     hmm_flags : int
         :class:`HmmFlag`.
+    read_mostly : str
+        ``"stored"``: as the driver does, the flag has no effect. ``"documented"``: as its
+        comment promises, GPUs map read-only and a GPU's write faults first.
     space : Space, optional
         A space of policy ``kfd`` to live in.
     **settings
@@ -85,6 +89,7 @@ class HipMemory(SpaceMemory):
         machine: str | Path | Machine = "gpu-80g",
         *,
         hmm_flags: int = 0,
+        read_mostly: str = "stored",
         space: Space | None = None,
         **settings: Any,
     ) -> None:
@@ -92,6 +97,11 @@ class HipMemory(SpaceMemory):
         if not 0 <= whole("hmm_flags", hmm_flags) <= int(~HmmFlag(0)):
             raise InvalidArgumentError(f"hmm_flags {hmm_flags}: expected the bits 1, 2 and 4")
         self.hmm_flags = HmmFlag(hmm_flags)
+        if read_mostly not in ("stored", "documented"):
+            raise InvalidArgumentError(
+                f"read_mostly {read_mostly!r}: expected stored or documented"
+            )
+        self._read_only = Flag.GPU_RO if read_mostly == "documented" else Flag(0)
         #: Memory of the system that is not managed: start -> bytes.
         self._system: dict[int, int] = {}
         self._asked: dict[int, int] = {}
@@ -202,6 +212,8 @@ class HipMemory(SpaceMemory):
         if word == "accessed_by":
             return self._accessed_by(start, end, on, place)
         attribute, fixed = KFD_ATTRIBUTE[word, on]
+        if word == "read_mostly":
+            return self._set(start, end, [(attribute, int(Flag.GPU_READ_MOSTLY | self._read_only))])
         return self._set(start, end, [(attribute, self._value(place) if fixed is None else fixed)])
 
     def _accessed_by(self, start: int, end: int, on: bool, place: Location | None) -> AdviseResult:
@@ -215,6 +227,25 @@ class HipMemory(SpaceMemory):
         result = self._set(start, end, attrs)
         self._change_notes(start, end, cpu_accessed=on)
         return result
+
+    def _touch(self, start: int, end: int, processor: int, write: bool) -> Touch:
+        first = self._write_fault(start, end) if write and processor != HOST else 0
+        touch = super()._touch(start, end, processor, write)
+        return touch._replace(faults=touch.faults + first) if first else touch
+
+    def _write_fault(self, start: int, end: int) -> int:
+        """Make what is read-only by read mostly writable; the faults that this takes."""
+        if not self._read_only:
+            return 0
+        both = int(Flag.GPU_READ_MOSTLY | self._read_only)
+        first, last = start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+        faults = 0
+        for low, high, *_, flags in (row[:7] for row in self.space.process.ranges(first, last)):
+            if flags & both == both:
+                span = max(low, first) << PAGE_SHIFT, (min(high, last) + 1) << PAGE_SHIFT
+                self._set(*span, [(Attribute.CLR_FLAGS, int(self._read_only))])
+                faults += 1
+        return faults
 
     def _query(self, start: int, end: int, name: str) -> int:
         attrs = self.space.get_attr(start, end - start)
