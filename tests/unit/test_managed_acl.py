@@ -550,6 +550,14 @@ def test_strict_alignment():
         assert int(caught.value.result) == 107008
     space.mem_advise(ptr, PAGE, 0)
     assert space.access(ptr + 5, 7).faults == 1
+    assert space.page(ptr + 5).copies == ("cpu", "gpu0")
+
+
+def test_copies_beyond_the_allocation(driver, driver_page):
+    touch(driver, driver_page, "cpu", write=True)
+    for call in (driver.mem_copy, driver.mem_set, driver.mem_copy_from):
+        with pytest.raises(ManagedError, match="allocated"):
+            call(driver_page, PAGE + 1)
 
 
 @BOTH

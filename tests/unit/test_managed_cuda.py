@@ -82,6 +82,16 @@ def test_c3_a_host_write_moves_to_the_preferred_node():
     assert space.page(ptr).node == 1
 
 
+def test_host_memory_is_on_the_node_of_the_thread():
+    space = memory("cuda", nodes=2, current_node=1)
+    ptr = space.alloc(KIB4)
+    touch(space, ptr, "cpu", write=True)
+    assert space.page(ptr).node == 1
+    advise(space, ptr, Advise.SET_PREFERRED_LOCATION, Location.host_numa_current())
+    assert query(space, ptr, "PREFERRED_LOCATION_TYPE") == 3
+    assert query(space, ptr, "PREFERRED_LOCATION_ID") == 1
+
+
 @pytest.mark.parametrize(
     ("preferred", "kept"), [(None, "cpu"), ("gpu1", "gpu1"), ("gpu2", "cpu"), ("cpu", "cpu")]
 )
@@ -330,6 +340,16 @@ def test_c12_discarded_pages_have_no_accessed_by_mappings(cuda, page):
     advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
     cuda.mem_discard_batch([page], [KIB4])
     assert cuda.page(page).mapped == ("cpu",)
+
+
+def test_c12_a_write_of_discarded_duplicates_copies_nothing(cuda, page):
+    advise(cuda, page, Advise.SET_READ_MOSTLY)
+    touch(cuda, page, "gpu0")
+    cuda.mem_discard_batch([page], [KIB4])
+    assert kinds(cuda.access(page, by="cpu", write=True)) == ["populate", "free"]
+    cuda.mem_discard_batch([page], [KIB4])
+    assert kinds(cuda.mem_prefetch(page, KIB4, "cpu")) == []
+    assert not cuda.raw(page).discarded
 
 
 def test_c12_duplicates_collapse(cuda, page):

@@ -110,6 +110,7 @@ class AclMemory(PageMemory):
         start, end = self._outward(start, end - start)
         tally = self._run(start >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT, Step("fill", keeps))
         self._count(tally)
+        self._raise("copy to", tally)
         return Touch(0, 0, 0, tuple(tally.effects))
 
     def _inside(self, call: str, ptr: int, size: int) -> tuple[int, int]:
@@ -151,7 +152,8 @@ class AclMemory(PageMemory):
         return start, start + self._rounded(size)
 
     def _covered(self, call: str, ptr: int, size: int, start: int, end: int) -> tuple[int, int]:
-        if self.strict_alignment and (ptr | size) % self.granule and call != "access":
+        asked = call in ("advise", "prefetch", "query")
+        if self.strict_alignment and asked and (ptr | size) % self.granule:
             raise self._refused(
                 "unaligned",
                 "alignment",
@@ -173,7 +175,7 @@ class AclMemory(PageMemory):
                 "not_allocated", "page", f"{call} {ptr:#x}: expected an allocated page"
             )
         # Later pages are looked at one by one: those before a hole keep the change.
-        if call == "query" and self._hole(start, end):
+        if call in ("query", "copy from") and self._hole(start, end):
             raise self._refused(
                 "not_allocated",
                 "page",

@@ -182,7 +182,7 @@ class ManagedMemory(abc.ABC):
     attribute_enum: ClassVar[type[enum.IntEnum]]
     success: ClassVar[enum.IntEnum]
     #: Where allocations begin and end, and the bytes between two of them.
-    base: ClassVar[int] = 0x7F00_0000_0000
+    base: ClassVar[int] = 0x7000_0000_0000
     limit: ClassVar[int] = 1 << 47
     gap: ClassVar[int] = 2 << 20
     #: (word, sense) whose location the vendor does not look at.

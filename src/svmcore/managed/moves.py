@@ -362,7 +362,7 @@ def _read_duplicated(nodes: Topology, page: Page, who: int) -> Moved:
 def _write_duplicated(rules: Rules, page: Page, who: int) -> Moved:
     """A6; C3: the writer is left alone. A write of the host moves to its preferred node."""
     events = []
-    if not page.copies:
+    if not page.copies or (page.discarded and not page.copies & bit(who)):
         events.append(Event("populate", target=who))
     elif not page.copies & bit(who):
         events.append(Event("take", page.owner, who))
@@ -397,7 +397,8 @@ def _prefetch(rules: Rules, nodes: Topology, page: Page, step: Step) -> Moved:
     if page.copies & bit(target) and not rehomed:
         new, mapped = _mapped_again(rules, nodes, asked._replace(discarded=False))
         me = bit(target)
-        return Moved(new._replace(mapped=new.mapped | me, writable=new.writable | me), mapped)
+        writes = 0 if duplicating else me
+        return Moved(new._replace(mapped=new.mapped | me, writable=new.writable | writes), mapped)
     if not page.copies:
         events: tuple[Event, ...] = (Event("populate", target=target),)
     elif page.discarded:

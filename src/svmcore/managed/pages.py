@@ -55,7 +55,6 @@ from .state import (
 
 __all__ = ["PageMemory", "PolicyRange"]
 
-_UNTOUCHED: Final = Page()
 _HIT: Final = Touch(0, 0, 0)
 
 
@@ -224,9 +223,9 @@ class PageMemory(ManagedMemory):
 
     def _make(self, addr: int, size: int) -> None:
         first, last = addr >> PAGE_SHIFT, (addr + size - 1) >> PAGE_SHIFT
-        self._advice_map.assign(first, last, self._advices.number(_UNTOUCHED[:ADVICE_FIELDS]))
-        untouched = self._residencies.number(_UNTOUCHED[ADVICE_FIELDS:])
-        self._residency_map.assign(first, last, untouched)
+        self._advice_map.assign(first, last, self._advices.number(Page()[:ADVICE_FIELDS]))
+        untouched = Page(node=self.current_node)[ADVICE_FIELDS:]
+        self._residency_map.assign(first, last, self._residencies.number(untouched))
 
     def _unmake(self, addr: int, size: int) -> None:
         first, last = addr >> PAGE_SHIFT, (addr + size - 1) >> PAGE_SHIFT
