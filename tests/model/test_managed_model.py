@@ -201,6 +201,59 @@ def test_unset_after_set_restores_every_query(semantics, word, place, before):
     assert answers(space, ptr) == asked
 
 
+# ---- memory pressure ---------------------------------------------------------------------------
+
+MIB2 = 2 << 20
+BLOCKS = 6
+pressing = st.lists(
+    st.tuples(
+        st.sampled_from(["access", "read_mostly", "unset_read_mostly", "prefetch", "free"]),
+        st.integers(0, BLOCKS - 1),
+        st.integers(1, 3),
+        st.integers(0, 2),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@given(semantics=st.sampled_from(sorted(RULES)), calls=pressing)
+@settings(max_examples=200)
+def test_devices_never_hold_more_than_they_have(semantics, calls):
+    """Two blocks a device, six in use: what is pushed out is not lost, what is held is counted."""
+    space = memory(semantics, devices=2, vram_mib=4)
+    ptr, other = space.alloc(BLOCKS * MIB2), space.alloc(MIB2)
+    touched = set()
+    for word, first, count, who, write in calls:
+        count = min(count, BLOCKS - first)
+        addr, size = ptr + first * MIB2, count * MIB2
+        try:
+            if word == "access":
+                space.access(addr, size, by=who - 1, write=write)
+                touched |= set(range(first, first + count))
+            elif word == "prefetch":
+                space.mem_prefetch(addr, size, who - 1)
+            elif word == "free":
+                space.free(other)
+                other = space.alloc(MIB2)
+                space.access(other, MIB2, by="gpu0", write=write)
+            else:
+                space.mem_advise(addr, size, word, who - 1)
+        except ManagedError as error:
+            if error.rule != "D13":  # the only refusal here
+                raise
+        held = [0, 0]
+        for number in range(BLOCKS + 1):
+            start = other if number == BLOCKS else ptr + number * MIB2
+            pages = [space.raw(start), space.raw(start + MIB2 - 4096)]
+            assert pages[0] == pages[1]
+            assert pages[0].copies or number not in touched
+            for device in range(2):
+                held[device] += MIB2 * (pages[0].copies >> device + 1 & 1)
+        assert held == [space.used(0), space.used(1)]
+        assert max(held) <= 2 * MIB2
+
+
 # ---- CUDA against ACL -----------------------------
 
 TOPOLOGIES = [
