@@ -336,3 +336,49 @@ def test_cut_off_case_file(tmp_path):
     path.write_text(OWN.read_text()[:-30])
     with pytest.raises(InvalidArgumentError, match="JSON"):
         run_file(path)
+
+
+# ---- runs of hits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", ["acl", "acl-driver", "cuda"])
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_of_hits_are_what_one_by_one_gives(tmp_path, monkeypatch, semantics, seed):
+    """Random touches, mostly of the same pages, with advice and outcomes in between."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(3000):
+        kind = rng.choice([Kind.ACCESS] * 200 + [Kind.ADVISE, Kind.PREFETCH, Kind.MIGRATE])
+        addr = int(rng.choice([0, 100, 4096, PAGE - 1, PAGE, 2 * PAGE - 9000]))
+        size = int(rng.choice([1, 4096, 9000]))
+        proc = int(rng.choice([1] * 60 + [0, 2, UNKNOWN]))
+        access = Attribute.SET_FLAGS if kind == Kind.ADVISE else int(rng.random() < 0.02)
+        rows.append((kind, addr, size, proc, access, 1, 0x20))
+    path = trace(tmp_path, rows)
+    plays = []
+    for found_at_once in (True, False):
+        space = memory(semantics)
+        if not found_at_once:
+            monkeypatch.setattr(type(space), "leading_hits", lambda *_: 0)
+        play = play_trace(path, space, by="gpu1")
+        plays.append((play, space.counters(), space.page(BASE), space.page(BASE + PAGE)))
+    assert plays[0] == plays[1]
+
+
+def test_runs_of_hits_end_where_something_happens():
+    space = memory("cuda")
+    ptr = space.alloc(4 * 4096)
+    records = np.zeros(6, RECORD)
+    records["addr"] = [ptr, ptr + 1, ptr + 4096, ptr, ptr, ptr]
+    records["size"] = [4096, 5, 4096, 4096, 4097, 8 * 4096]
+    records["proc"] = [1, 1, UNKNOWN, 2, 1, 1]
+    space.access(ptr, 2 * 4096, by="gpu0", write=True)
+    assert space.leading_hits(records, 1) == 0  # met no touch like these yet
+    for who, write in (("gpu0", False), ("gpu0", True)):
+        assert space.access(ptr, by=who, write=write).hit
+    assert space.leading_hits(records, 1) == 3
+    assert space.leading_hits(records[4:5], 1) == 1
+    assert space.leading_hits(records[5:], 1) == 0  # beyond the pages touched
+    records["kind"][1] = Kind.PREFETCH
+    assert space.leading_hits(records, 1) == 1
+    assert space.leading_hits(records[:0], 1) == 0

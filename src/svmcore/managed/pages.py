@@ -12,10 +12,14 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
+
+import numpy as np
+import numpy.typing as npt
 
 from .._ranges import RangeMap
 from ..machine import Machine
+from ..records import UNKNOWN, Access, Kind
 from ..units import BLOCK_PAGES, PAGE_SHIFT, whole
 from .enums import (
     DEVICE_CPU,
@@ -111,6 +115,11 @@ class _Interned:
         return found
 
 
+def _touch_key(advice: Any, residency: Any, processor: Any, write: Any) -> Any:
+    """A number for a touch of pages in a pair of states; arrays give arrays."""
+    return advice << 40 | residency << 16 | processor << 1 | write
+
+
 class PageMemory(ManagedMemory):
     """Managed memory whose pages follow a table of rules.
 
@@ -137,6 +146,8 @@ class PageMemory(ManagedMemory):
         # Blocks of each device in the order in which data came to them.
         self._order: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(self.devices)]
         self._fault_pages = self.granule >> PAGE_SHIFT
+        # Touches met that change nothing, as numbers; see leading_hits.
+        self._silent: list[int] = []
         self._counters = dict.fromkeys(
             (
                 "faults",
@@ -260,6 +271,8 @@ class PageMemory(ManagedMemory):
                 tuple(members(new.copies & ~page.copies & devices)),
                 tuple(members(page.copies & ~new.copies & devices)),
             )
+            if step.word == "access" and known.silent:
+                self._silent.append(_touch_key(advice, residency, step.by, step.on))
         return known
 
     def _run(self, first: int, last: int, step: Step) -> _Tally:
@@ -420,6 +433,38 @@ class PageMemory(ManagedMemory):
             tally.remote_pages << PAGE_SHIFT,
             tuple(tally.effects),
         )
+
+    def leading_hits(self, records: npt.NDArray[np.void], by: int) -> int:
+        """How many records, from the first on, are touches that change nothing at all.
+
+        Parameters
+        ----------
+        records : ndarray, shape (n,), dtype RECORD
+        by : int
+            Processor code of records that name none.
+
+        Complexity
+        ----------
+        O(n log ranges), compiled; only touches like ones met before are recognised.
+        """
+        shift = np.uint64(self.granule.bit_length() - 1)
+        pages = np.uint64(self._fault_pages)
+        one = np.uint64(1)
+        addr = records["addr"]
+        first = (addr >> shift) * pages
+        last = ((addr + np.maximum(records["size"], one) - one) >> shift) * pages + (pages - one)
+        advice = self._advice_map.find_many(first)
+        residency = self._residency_map.find_many(first)
+        keys = _touch_key(
+            advice["value"].astype("<u8"),
+            residency["value"].astype("<u8"),
+            np.where(records["proc"] == UNKNOWN, by, records["proc"]).astype("<u8"),
+            np.isin(records["access"], (Access.WRITE, Access.ATOMIC)).astype("<u8"),
+        )
+        silent_keys = np.array(self._silent, "<u8")
+        known = np.isin(keys, silent_keys) & (records["kind"] <= Kind.FAULT)
+        silent = known & (advice["last"] >= last) & (residency["last"] >= last)
+        return len(records) if silent.all() else int(silent.argmin())
 
     # ---- queries -------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ..machine import Machine
 from ..records import CPU, UNKNOWN, Access, Kind, processor_code, processor_name
 from ..traces import Mapping as Buffer
 from ..traces import Trace, open_trace
+from ..traces.base import Records
 from ..units import format_size
 from .errors import ManagedError
 from .factory import managed_memory
@@ -40,6 +41,8 @@ __all__ = [
     "processor_of_name",
 ]
 
+#: Hits in a row after which runs are looked for, and the longest run looked for at once.
+_WORTH_IT, _WIDEST = 16, 1 << 14
 #: What is counted of a buffer and of a play.
 COUNTED: Final = ("faults", "faulted_bytes", "moved_bytes", "copied_bytes", "remote_bytes")
 
@@ -215,7 +218,7 @@ def play_trace(
         run.give(hint)
     done = 0
     for records in source.chunks():
-        run.add(records.tolist(), done)
+        run.add(records, done)
         done += len(records)
         if progress is not None:
             progress(done)
@@ -303,30 +306,52 @@ class _Run:
             if at >= 0 and addr < self.buffers[at].end:
                 self.result.buffers[at][name] += number
 
-    def add(self, records: Sequence[tuple[int, ...]], done: int) -> None:
-        devices, access = self.memory.devices, self.memory.access
-        for number, row in enumerate(records):
-            _, addr, size, _, value, kind, proc, how, peer = row
-            if kind <= Kind.FAULT:
-                code = self.by if proc == UNKNOWN else proc
-                if code > devices:
-                    raise InvalidArgumentError(
-                        f"record {done + number}: processor {processor_name(code)}, "
-                        f"expected cpu or gpu0 to gpu{devices - 1}"
-                    )
-                write = how in (Access.WRITE, Access.ATOMIC)
-                try:
-                    touch = access(addr, size or 1, -1 if code == CPU else code - 1, write)
-                except SvmError as error:  # a fatal end is a result, and counted
-                    self._refuse(f"access: {error.code}")
+    def add(self, records: Records, done: int) -> None:
+        """Play a chunk. Hits are most of most traces: runs of them are found at once."""
+        leading = getattr(self.memory, "leading_hits", None)
+        rows = records.tolist()
+        at = run = 0  # run: hits in a row up to here
+        while at < len(rows):
+            if leading is not None and run >= _WORTH_IT:
+                # A run goes on for as long again, more often than not.
+                window = min(4 * run, _WIDEST)
+                hits = leading(records[at : at + window], self.by)
+                at += hits
+                self.result.records += hits
+                run += hits
+                if hits == window:
                     continue
-                if touch.faults or touch.remote_bytes:
-                    self._touched(addr, touch)
-            elif kind in (Kind.ADVISE, Kind.PREFETCH):
-                self._recorded(kind, addr, size, value, how, peer)
-            elif kind > Kind.PREFETCH:
-                continue
-            self.result.records += 1
+                if at >= len(rows):
+                    break
+            run = run + 1 if self._play(rows[at], done + at) else 0
+            at += 1
+
+    def _play(self, row: tuple[int, ...], number: int) -> bool:
+        """Play one record; whether it was a touch that did nothing."""
+        _, addr, size, _, value, kind, proc, how, peer = row
+        if kind > Kind.PREFETCH:
+            return False
+        self.result.records += 1
+        if kind in (Kind.ADVISE, Kind.PREFETCH):
+            self._recorded(kind, addr, size, value, how, peer)
+        if kind > Kind.FAULT:
+            return False
+        code = self.by if proc == UNKNOWN else proc
+        if code > self.memory.devices:
+            raise InvalidArgumentError(
+                f"record {number}: processor {processor_name(code)}, "
+                f"expected cpu or gpu0 to gpu{self.memory.devices - 1}"
+            )
+        write = how in (Access.WRITE, Access.ATOMIC)
+        try:
+            touch = self.memory.access(addr, size or 1, -1 if code == CPU else code - 1, write)
+        except SvmError as error:  # a fatal end is a result, and counted
+            self._refuse(f"access: {error.code}")
+            return False
+        if touch.faults or touch.remote_bytes:
+            self._touched(addr, touch)
+            return False
+        return True
 
     def _touched(self, addr: int, touch: Touch) -> None:
         moved, copied = _bytes(touch.effects)
