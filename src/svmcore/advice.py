@@ -177,7 +177,7 @@ def meaning_of(name: str) -> Meaning | None:
         return ALIASES[name]
     if name in VENDOR_ADVICE:
         return Meaning(*VENDOR_ADVICE[name][1:])
-    word = name.removeprefix("unset_")
+    word = str(name).removeprefix("unset_")
     if word != name and word in WORDS and WORDS[word].unset:
         return Meaning(word, False)
     return None
