@@ -97,14 +97,18 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
         header = None
     if isinstance(header, dict) and header.get("format") == _FORMAT:
         return _run_kfd(str(path), header, text.split("\n")[1:], reference=reference)
-    from .checkpoint import vectors as checkpoint  # only such files need it
+    # Only such files need them.
+    from .checkpoint import vectors as checkpoint
+    from .managed import vectors as managed
 
     document = _document(text)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
+    if managed.is_case_file(document):
+        return _run_managed(str(path), document)
     raise InvalidArgumentError(
         f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
-        "or a table of checkpoint transitions"
+        "a table of checkpoint transitions, or one JSON object of cases of managed memory"
     )
 
 
@@ -124,13 +128,6 @@ def _read(path: Path) -> str:
         return data.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidArgumentError(f"{path}: expected a readable vector file: {error}") from error
-
-
-def _whole_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 # ---- managed memory ----------------------------------------------------------------------
