@@ -24,7 +24,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 # From the ground up. A name stands for the module and for all that lies below it.
 FLOORS = [
     ["errors", "units", "_version", "_types", "buildinfo"],
-    ["records", "attributes", "machine", "image"],
+    ["records", "attributes", "advice", "machine", "image"],
     ["_ranges"],
     ["_residency"],
     ["_faults"],

@@ -61,6 +61,17 @@ class Report:
         note = f" [{self.note}]" if self.note else ""
         return f"{self.path}: {self.steps} steps, {self.mismatches} mismatches{note}"
 
+    def add(self, label: str, differences: list[tuple[str, Any, Any]]) -> None:
+        """One step with the fields that differ, each with expected and got."""
+        self.steps += 1
+        if differences:
+            self.mismatches += 1
+            if len(self.details) < SHOWN:
+                self.details.append(
+                    f"  {label}: "
+                    + "; ".join(f"{k}: expected {e}, got {g}" for k, e, g in differences)
+                )
+
 
 def run_file(path: str | Path, *, reference: bool = False) -> Report:
     """Run one vector file.
@@ -86,14 +97,18 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
         header = None
     if isinstance(header, dict) and header.get("format") == _FORMAT:
         return _run_kfd(str(path), header, text.split("\n")[1:], reference=reference)
-    from .checkpoint import vectors as checkpoint  # only such files need it
+    # Only such files need them.
+    from .checkpoint import vectors as checkpoint
+    from .managed import vectors as managed
 
     document = _document(text)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
+    if managed.is_case_file(document):
+        return _run_managed(str(path), document)
     raise InvalidArgumentError(
         f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
-        "or a table of checkpoint transitions"
+        "a table of checkpoint transitions, or one JSON object of cases of managed memory"
     )
 
 
@@ -113,6 +128,26 @@ def _read(path: Path) -> str:
         return data.decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidArgumentError(f"{path}: expected a readable vector file: {error}") from error
+
+
+# ---- managed memory ----------------------------------------------------------------------
+
+
+def _run_managed(path: str, table: dict[str, Any]) -> Report:
+    """Cases of managed memory, one step a case and mode; there is one implementation."""
+    from .managed import vectors
+
+    report = Report(path)
+    for name, case in table.items():
+        for mode in vectors.MODES:
+            try:
+                found = list(vectors.differences(case, mode))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise InvalidArgumentError(
+                    f"{path}: case {name}: expected steps and outputs of managed memory: {error!r}"
+                ) from error
+            report.add(f"{name} {mode}", found)
+    return report
 
 
 # ---- KFD files ---------------------------------------------------------------------------
@@ -144,14 +179,7 @@ def _run_kfd(path: str, header: dict[str, Any], lines: list[str], *, reference: 
             raise InvalidArgumentError(
                 f"{path}: line {number}: expected a step of {_FORMAT}: {error!r}"
             ) from error
-        report.steps += 1
-        if differences:
-            report.mismatches += 1
-            if len(report.details) < SHOWN:
-                report.details.append(
-                    f"  step {step['i']} {step['op']}: "
-                    + "; ".join(f"{k}: expected {e}, got {g}" for k, e, g in differences)
-                )
+        report.add(f"step {step['i']} {step['op']}", differences)
     return report
 
 

@@ -518,33 +518,44 @@ class Space:
         value: int | None = None,
         t_ns: int | None = None,
     ) -> int:
-        """Give advice by a neutral word; modelled time when it was done, ns.
+        """Give advice by a neutral word or a vendor's name; modelled time when it was done, ns.
 
         Parameters
         ----------
         advice : str
+            A word of :data:`svmcore.advice.WORDS` that has an attribute:
             ``preferred_location``, ``accessed_by``, ``access_in_place``,
             ``no_access``, ``prefetch`` (with *location*); ``granularity``,
             ``set_flags``, ``clear_flags`` (with *value*); ``read_mostly``,
-            ``coarse_grain``, ``fine_grain`` (neither).
+            ``coarse_grain``, ``fine_grain`` (neither); ``unset_`` before a word
+            takes it back. Or an enumerator, as ``hipMemAdviseSetCoarseGrain``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For another name, or an argument missing or too many.
+        SvmError
+            As :meth:`set_attr`.
         """
-        flags = {
-            "read_mostly": (Attribute.SET_FLAGS, Flag.GPU_READ_MOSTLY),
-            "coarse_grain": (Attribute.CLR_FLAGS, Flag.COHERENT),
-            "fine_grain": (Attribute.SET_FLAGS, Flag.COHERENT),
-        }
-        if advice in flags:
+        from .advice import ALIASES, KFD_ATTRIBUTE, WORDS, meaning_of
+
+        meaning = meaning_of(advice)
+        if meaning is None or meaning not in KFD_ATTRIBUTE:
+            known = ", ".join(
+                sorted([*WORDS.keys() & {word for word, _ in KFD_ATTRIBUTE}, *ALIASES])
+            )
+            raise InvalidArgumentError(f"advice {advice!r}: expected one of {known}")
+        attribute, fixed = KFD_ATTRIBUTE[meaning]
+        if fixed is not None:
             if location is not None or value is not None:
                 raise InvalidArgumentError(f"advice {advice}: expected no location and no value")
-            return self.set_attr(addr, size, [flags[advice]], t_ns)
-        if advice not in ATTRIBUTE_BY_WORD:
-            known = ", ".join(sorted([*ATTRIBUTE_BY_WORD, *flags]))
-            raise InvalidArgumentError(f"advice {advice!r}: expected one of {known}")
-        argument = location if ATTRIBUTE_BY_WORD[advice] <= Attribute.NO_ACCESS else value
+            return self.set_attr(addr, size, [(attribute, fixed)], t_ns)
+        located = WORDS[meaning.word].location
+        argument = location if located else value
         if argument is None:
-            needed = "location" if ATTRIBUTE_BY_WORD[advice] <= Attribute.NO_ACCESS else "value"
+            needed = "location" if located else "value"
             raise InvalidArgumentError(f"advice {advice}: {needed} is missing")
-        return self.set_attr(addr, size, [(advice, argument)], t_ns)
+        return self.set_attr(addr, size, [(attribute, argument)], t_ns)
 
     @property
     def xnack(self) -> bool:

@@ -311,8 +311,17 @@ def test_advise_words():
     assert space.ranges()[0].access_in_place == ("gpu0",)
     space.advise(BASE, PAGE, "no_access", "gpu0")
     assert space.ranges()[0].access == space.ranges()[0].access_in_place == ()
-    with pytest.raises(InvalidArgumentError, match=r"accessed_by.*read_mostly"):
-        space.advise(BASE, PAGE, "readmostly")
+    space.advise(BASE, PAGE, "unset_preferred_location")
+    space.advise(BASE, PAGE, "unset_read_mostly")
+    space.advise(BASE, PAGE, "hipMemAdviseSetAccessedBy", "gpu0")
+    (info,) = space.ranges()
+    assert (info.preferred, info.access_in_place) == ("undefined", ("gpu0",))
+    assert Flag.GPU_READ_MOSTLY not in info.flags
+    for word in ("readmostly", "discard", "unset_granularity"):
+        with pytest.raises(InvalidArgumentError, match=r"accessed_by.*read_mostly"):
+            space.advise(BASE, PAGE, word)
+    with pytest.raises(InvalidArgumentError, match="no location"):
+        space.advise(BASE, PAGE, "read_mostly", "gpu0")
     with pytest.raises(InvalidArgumentError, match="location is missing"):
         space.advise(BASE, PAGE, "prefetch", value=3)
     with pytest.raises(InvalidArgumentError, match="value is missing"):

@@ -16,6 +16,7 @@ from ..traces import Mapping, Trace
 from ..traces.base import Records, Spans
 from ..traces.kfd_smi import KfdSmiTrace
 from ..units import PAGE_SHIFT
+from .advice import advice_options, show_study, studied
 from .common import emit_json, format_option, json_option, opened, show
 
 __all__ = ["inspect"]
@@ -29,16 +30,22 @@ _ONE = np.uint64(1)
 @click.command(short_help="Tell what is in a trace.")
 @click.argument("trace")
 @format_option()
+@advice_options
 @json_option
-def inspect(trace: str, form: str | None, as_json: bool) -> None:
+def inspect(trace: str, form: str | None, advice: bool, write_share: float, as_json: bool) -> None:
     """Tell what TRACE holds: records, processors, mappings, pages, and what was repaired."""
     with opened(trace, form, doing="inspecting") as source:
         table = _look(source)
+        study = studied(source, write_share) if advice else None
     table["path"] = trace
+    if study is not None:
+        table["advice"] = study
     if as_json:
         emit_json(table)
     else:
         show(inspection(table))
+        if study is not None:
+            show_study(study)
 
 
 class _Seen:
