@@ -254,7 +254,7 @@ class _Member:
             )
         # Reading has held the bytes to the CRC of the zip's directory.
         crc = archive.getinfo(self.file).CRC
-        found = f"{crc:08x}" if self.kind == "crc32" else _blake2b(data)
+        found = f"{crc:08x}" if self.kind == "crc32" else _blake2b(data.data)
         if found != self.digest:
             raise StateFileError(
                 path, self.file, f"digest {found}, expected {self.digest:.64}: the file was changed"
@@ -295,7 +295,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def _blake2b(data: bytes | npt.NDArray[np.uint8]) -> str:
+def _blake2b(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
