@@ -22,7 +22,7 @@ from ..machine import Machine
 from ..policies.base import Policy, policy_from_dict
 from ..result import BUFFER
 
-__all__ = ["SavedRun", "load_run", "save_run", "saved_settings"]
+__all__ = ["SavedRun", "load_run", "replay_of", "save_run", "saved_settings"]
 
 #: Keys of the settings, which a run does not change, and the type of each.
 SETTINGS = {"digest": str, "by": str, "raw_faults": bool, "outcomes": bool}
@@ -119,6 +119,19 @@ def saved_settings(path: str | os.PathLike[str]) -> tuple[Machine, Policy, dict[
         return Machine.from_dict(spec["machine"]), policy_from_dict(spec["policy"]), settings
     except (SvmError, ValueError, OverflowError, TypeError, KeyError) as error:
         raise StateFileError(str(path), "", str(error)) from error
+
+
+def replay_of(spec: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any] | None:
+    """Settings of the replay in a state file and its records ``done``; ``None`` without one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is one that cannot be.
+    """
+    if REPLAY_SPEC not in spec:
+        return None
+    return {**_settings(spec), "done": _state(arrays.get(_STATE))["done"]}
 
 
 def _typed(table: Any, kinds: dict[str, Any], what: str) -> dict[str, Any]:
