@@ -270,5 +270,7 @@ cdef void res_unpin_all(residency_t* r) noexcept nogil
 cdef void res_drop(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 # Where one page is: -1 absent, 0 system, 1 + i GPU i.
 cdef int res_where(residency_t* r, uint64_t page) noexcept nogil
+# A whole mask line of a block that has none of this tag yet, for who builds masks anew.
+cdef int res_put(residency_t* r, uint64_t number, uint32_t tag, const uint64_t* words) noexcept nogil
 # Invariants: 0 = sound, else the number of the broken rule.
 cdef int res_check(residency_t* r) noexcept nogil

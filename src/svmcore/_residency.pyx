@@ -7,7 +7,7 @@ span), a look-up in the directory is one hash probe for each 1 GiB group.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 
 # ---- memory -----------------------------------------------------------------------------
@@ -653,6 +653,18 @@ cdef int res_where(residency_t* r, uint64_t page) noexcept nogil:
                     where = 0
         block = b.more
     return where
+
+
+cdef int res_put(residency_t* r, uint64_t number, uint32_t tag,
+                 const uint64_t* words) noexcept nogil:
+    cdef uint32_t block
+    if res_reserve(r, number << 9, number << 9 | 511, 2):
+        return -1
+    block = find_block(r, number)
+    if is_vram(tag):
+        need_line(r, block, MASK_SYSTEM << 8)  # the line for the way back
+    memcpy(need_line(r, block, tag), words, sizeof(line_t))
+    return 0
 
 
 cdef int res_check(residency_t* r) noexcept nogil:

@@ -28,6 +28,7 @@ import re
 import secrets
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from errno import errorcode
 from pathlib import Path
@@ -55,8 +56,11 @@ _KEYS = {"format", "format_version", "svmcore", "spec", "spec_digest", "members"
 _MEMBER_KEYS = {"name", "dtype", "shape"}
 #: Key of a member's digest in each version of the format.
 _DIGESTS = {1: "blake2b", 2: "crc32"}
-#: Bytes that go to the file at once: what the digest has read is still in the cache.
-_PIECE = 1 << 20
+#: Bytes that go to the file or come at once: what the digest reads stays in the cache.
+_PIECE = 1 << 18
+#: Of a member's own header: signature, flags, method, sizes of its name and the extra field.
+_LOCAL = struct.Struct("<4s2x2H16x2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
 #: Directories cannot be opened there; the rename alone is what the system offers.
 _SYNC_FOLDERS = os.name == "posix"
 
@@ -383,7 +387,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     """The archive, once its directory holds no surprise; all its errors as one kind."""
     try:
         with Path(path).open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
+            if file.read(4) != _LOCAL_MAGIC:
                 raise StateFileError(str(path), "", "expected a zip file: no state file")
             size = os.fstat(file.fileno()).st_size
             with zipfile.ZipFile(file) as archive:
@@ -432,7 +436,7 @@ def _check_directory(archive: zipfile.ZipFile, path: str, size: int) -> None:
 
 
 def _read(archive: zipfile.ZipFile, path: str, name: str, limit: int) -> npt.NDArray[np.uint8]:
-    """A member's bytes, held to its CRC.
+    """A member's bytes, held to the CRC of the directory.
 
     They are read in pieces that stay in the cache, into an array: NumPy asks the
     system for large pages, which halves the time.
@@ -444,16 +448,34 @@ def _read(archive: zipfile.ZipFile, path: str, name: str, limit: int) -> npt.NDA
     if info.file_size > limit:
         raise StateFileError(path, name, f"{info.file_size} bytes, expected up to {limit}")
     data = np.empty(info.file_size, np.uint8)
-    place = 0
-    try:
-        with archive.open(info) as stream:
-            # The end of the member is read too: there its CRC is compared.
-            while piece := stream.read(_PIECE):
-                data[place : place + len(piece)] = np.frombuffer(piece, np.uint8)
-                place += len(piece)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise StateFileError(path, name, f"expected undamaged bytes: {error}") from error
-    return data[:place]
+    file = archive.fp
+    assert file is not None
+    # The member's own header lies before it; what it says of sizes is in the directory too.
+    file.seek(info.header_offset)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size:
+        raise StateFileError(path, name, "expected a header, the file ends")
+    magic, flags, method, name_size, extra_size = _LOCAL.unpack(header)
+    stored = file.read(name_size)
+    if (
+        magic != _LOCAL_MAGIC
+        or flags & 1
+        or method != zipfile.ZIP_STORED
+        or stored != name.encode()
+    ):
+        raise StateFileError(path, name, "expected its own header where the directory says")
+    file.seek(extra_size, os.SEEK_CUR)
+    view, crc = data.data, 0
+    for place in range(0, len(view), _PIECE):
+        piece = view[place : place + _PIECE]
+        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+            raise StateFileError(path, name, f"expected {len(view)} bytes, the file ends")
+        crc = zlib.crc32(piece, crc)
+    if crc != info.CRC:
+        raise StateFileError(
+            path, name, f"CRC-32 {crc:08x}, expected undamaged bytes of CRC-32 {info.CRC:08x}"
+        )
+    return data
 
 
 def _write(path: Path, name: str, spec: Mapping[str, Any], members: list[_Member]) -> None:
