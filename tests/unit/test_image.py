@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import resource
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -434,41 +431,6 @@ def test_a_limit_of_the_system_on_file_size(path: Path) -> None:
     process.communicate()
     assert_whole(path)
     assert list(path.parent.iterdir()) == [path]
-
-
-SAVER = (
-    "import sys, numpy as np\n"
-    "from svmcore.image import write_image\n"
-    "print('ready', flush=True)\n"
-    "n = 0\n"
-    "while True:\n"
-    "    n += 1\n"
-    "    write_image(sys.argv[1], {'n': n}, {'x': np.full(20_000, n, '<u8')})\n"
-)
-
-
-def kill_while_saving(path: Path, kills: int, seed: int) -> None:
-    rnd = random.Random(seed)
-    for _ in range(kills):
-        process = child(SAVER, str(path))
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(rnd.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        spec, arrays = read_image(path)
-        if "n" in spec:
-            assert (arrays["x"] == spec["n"]).all()
-
-
-def test_a_kill_while_saving_loses_nothing(path: Path) -> None:
-    kill_while_saving(path, 5, 1)
-
-
-@pytest.mark.slow
-def test_two_hundred_kills_while_saving(path: Path) -> None:
-    kill_while_saving(path, 200, 2)
 
 
 def test_a_missing_file_has_its_errno(tmp_path: Path) -> None:

@@ -583,6 +583,8 @@ cdef int check_range(kfd_t* p, const range_row_t* row, uint32_t i, uint64_t gpus
         if row.pending != PENDING_UNMAP and row.pending != PENDING_ADD:
             refuse("ranges", i, "pending unmap (1) or add (3) of a child")
         return 0
+    if row.needs_unmap:
+        refuse("ranges", i, "needs_unmap of a child only, between two calls")
     if not row.notifier_first <= row.start or not row.last <= row.notifier_last <= TOP_PAGE:
         refuse("ranges", i, "a notifier interval round the range")
     if row.pending == PENDING_NONE:
