@@ -655,15 +655,17 @@ cdef int res_where(residency_t* r, uint64_t page) noexcept nogil:
     return where
 
 
-cdef int res_put(residency_t* r, uint64_t number, uint32_t tag,
-                 const uint64_t* words) noexcept nogil:
-    cdef uint32_t block
-    if res_reserve(r, number << 9, number << 9 | 511, 2):
+cdef int res_put(residency_t* r, const mask_row_t* rows, uint32_t n) noexcept nogil:
+    cdef uint64_t number = rows[0].number
+    cdef uint32_t block, i
+    # One more: the line for the way back, where a GPU has pages.
+    if res_reserve(r, number << 9, number << 9 | 511, n + 1):
         return -1
     block = find_block(r, number)
-    if is_vram(tag):
-        need_line(r, block, MASK_SYSTEM << 8)  # the line for the way back
-    memcpy(need_line(r, block, tag), words, sizeof(line_t))
+    for i in range(n):
+        if is_vram(<uint32_t>rows[i].tag):
+            need_line(r, block, MASK_SYSTEM << 8)
+        memcpy(need_line(r, block, <uint32_t>rows[i].tag), rows[i].w, sizeof(line_t))
     return 0
 
 

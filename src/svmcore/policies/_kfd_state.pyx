@@ -31,9 +31,12 @@ from .._residency cimport (
     MASK_VRAM,
     ask_ahead,
     block_t,
+    mask_row_t,
     popcount64,
+    res_grant,
     res_put,
     residency_t,
+    room_t,
     span_word,
 )
 from ._kfd cimport (
@@ -242,6 +245,7 @@ cdef object pack_ranges(kfd_t* p, const range_entry_t[::1] tree, uint32_t[::1] n
         if i + AHEAD < p.live_ranges:
             ask_ahead(p.ranges + order[i + AHEAD])
             ask_ahead(p.links + order[i + AHEAD])
+            ask_ahead(p.bos + p.ranges[order[i + AHEAD // 2]].bo)
         r = p.ranges + order[i]
         row = &rows[i]
         if i < linked:
@@ -707,8 +711,8 @@ cdef int check_objects(kfd_t* p, const object_row_t[::1] rows, const uint32_t[::
 
 
 cdef uint64_t gather_vram(const uint64_t[:, ::1] masks, uint64_t[:, ::1] vram) noexcept nogil:
-    """Pages in any GPU's memory, a row of number and words for each block; how many blocks."""
-    cdef uint64_t n = 0
+    """Pages in any GPU's memory, a row of number, words and count a block; how many blocks."""
+    cdef uint64_t n = 0, k
     cdef Py_ssize_t i
     cdef uint32_t w
     for i in range(masks.shape[0]):
@@ -719,6 +723,10 @@ cdef uint64_t gather_vram(const uint64_t[:, ::1] masks, uint64_t[:, ::1] vram) n
             n += 1
         for w in range(8):
             vram[n - 1, 1 + w] |= masks[i, 2 + w]
+    for k in range(n):
+        for w in range(8):
+            if vram[k, 1 + w]:
+                vram[k, 9] += popcount64(vram[k, 1 + w])
     return n
 
 
@@ -733,11 +741,14 @@ cdef uint64_t vram_pages(const uint64_t[:, ::1] vram, uint64_t n, uint64_t* at, 
     while i < n and vram[i, 0] <= last >> 9:
         low = vram[i, 0] << 9
         high = low | 511
+        i += 1
+        if first <= low and high <= last:
+            pages += vram[i - 1, 9]
+            continue
         lo = <uint32_t>((first if first > low else low) & 511)
         hi = <uint32_t>((last if last < high else high) & 511)
         for w in range(lo >> 6, (hi >> 6) + 1):
-            pages += popcount64(vram[i, 1 + w] & span_word(w, lo, hi))
-        i += 1
+            pages += popcount64(vram[i - 1, 1 + w] & span_word(w, lo, hi))
     return pages
 
 
@@ -745,15 +756,17 @@ cdef int check_pages(const range_row_t[::1] ranges, uint32_t linked,
                      const object_row_t[::1] objects, const uint64_t[:, ::1] masks) except -1:
     """What ranges and objects say of pages in GPU memory is what the masks say."""
     cdef uint64_t at = 0, pages, inside = 0, in_objects = 0, total = 0, n
-    cdef uint32_t i, w
+    cdef uint32_t i
     cdef const range_row_t* row
-    vram = np.zeros((masks.shape[0], 9), np.uint64)
+    vram = np.zeros((masks.shape[0], 10), np.uint64)
     cdef uint64_t[:, ::1] blocks = vram
     n = gather_vram(masks, blocks)
     for i in range(<uint32_t>ranges.shape[0]):
         row = &ranges[i]
         if i >= linked:
             at = np.searchsorted(vram[:n, 0], row.start >> 9)  # children are few, in any order
+        if i + AHEAD < linked and ranges[i + AHEAD].object:
+            ask_ahead(&objects[ranges[i + AHEAD].object - 1])
         pages = vram_pages(blocks, n, &at, row.start, row.last)
         inside += pages
         if i >= linked:
@@ -770,8 +783,7 @@ cdef int check_pages(const range_row_t[::1] ranges, uint32_t linked,
     for i in range(<uint32_t>objects.shape[0]):
         in_objects += objects[i].pages
     for at in range(n):
-        for w in range(8):
-            total += popcount64(blocks[at, 1 + w])
+        total += blocks[at, 9]
     if inside != total or in_objects != total:
         refuse("masks", "", f"{inside} pages in GPU memory, those of the ranges, and "
                f"{in_objects}, those of the objects, not {total}")
@@ -1038,10 +1050,22 @@ cdef int build_objects(kfd_t* p, const object_row_t[::1] rows,
 
 
 cdef int build_masks(residency_t* r, const uint64_t[:, ::1] rows) except -1:
-    cdef Py_ssize_t i
-    for i in range(rows.shape[0]):
-        if res_put(r, rows[i, 0], <uint32_t>rows[i, 1], &rows[i, 2]):
+    cdef Py_ssize_t i = 0, end
+    cdef room_t room
+    if rows.shape[0] == 0:
+        return 0
+    # Room for these lines at once.
+    room.headers = 0
+    room.lines = rows.shape[0]
+    if res_grant(r, &room):
+        raise OutOfMemoryError("state: no memory for the masks")
+    while i < rows.shape[0]:
+        end = i + 1
+        while end < rows.shape[0] and rows[end, 0] == rows[i, 0]:
+            end += 1
+        if res_put(r, <const mask_row_t*>&rows[i, 0], <uint32_t>(end - i)):
             raise OutOfMemoryError("state: no memory for the masks")
+        i = end
     return 0
 
 
