@@ -8,8 +8,9 @@ from typing import Any
 
 from .. import __version__
 from ..checkpoint.run import replay_of
-from ..errors import InvalidArgumentError, StateFileError
+from ..errors import StateFileError, SvmError
 from ..image import read_image, read_manifest
+from ..machine import Machine
 
 __all__ = ["is_image", "look_at_state"]
 
@@ -32,10 +33,12 @@ def look_at_state(path: str) -> dict[str, Any]:
     manifest = read_manifest(path)
     spec, arrays = read_image(path)
     try:
-        machine, policy = dict(spec["machine"]), dict(spec["policy"])
+        machine = Machine.from_dict(spec["machine"]).to_dict()
+        # The policy itself may be another package's, which is not needed to look.
+        policy = {"name": str(spec["policy"]["name"]), "settings": dict(spec["policy"]["settings"])}
         replay = replay_of(spec, arrays)
-    except (InvalidArgumentError, KeyError, TypeError, ValueError) as error:
-        raise StateFileError(path, "", f"expected the Spec of a space: {error}") from error
+    except (SvmError, KeyError, TypeError, ValueError) as error:
+        raise StateFileError(path, "", f"expected the Spec of a space: {error!r}") from error
     return {
         "svmcore": __version__,
         "path": path,

@@ -510,7 +510,7 @@ def state_inspection(table: Mapping[str, Any]) -> list[str | Table]:
         ("Spec hash", table["spec_digest"]),
         ("size", f"{format_size(table['bytes'])}, {counted(len(table['members']), 'member')}"),
         ("machine", f"{printable(machine['name'])}: {sizes}"),
-        ("policy", f"{policy['name']}: {settings_text(policy['settings'])}"),
+        ("policy", f"{printable(policy['name'])}: {settings_text(policy['settings'])}"),
     ]
     if table["now_ns"] is not None:
         rows.append(("clock", format_duration(table["now_ns"])))
