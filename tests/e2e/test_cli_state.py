@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_run import svm
 
+from e2e.cli_run import svm
 from svmcore import Space
 from svmcore.image import read_image, read_manifest, write_image
 
