@@ -35,6 +35,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
+from ._large cimport ask_large
+
 import operator
 
 import numpy as np
@@ -204,7 +206,9 @@ cdef void* mem_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    return realloc(p, size)
+    p = realloc(p, size)
+    ask_large(p, size)
+    return p
 
 
 cdef void arena_init(arena_t* a, uint32_t size) noexcept nogil:

@@ -9,6 +9,8 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
+from ._large cimport ask_large
+
 
 # ---- memory -----------------------------------------------------------------------------
 
@@ -45,7 +47,9 @@ cdef void* res_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    return realloc(p, size)
+    p = realloc(p, size)
+    ask_large(p, size)
+    return p
 
 
 cdef residency_t* res_new() noexcept nogil:

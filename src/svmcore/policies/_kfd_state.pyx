@@ -15,6 +15,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from .._large cimport ask_large
 from .._ranges cimport (
     range_entry_t,
     ranges_count,
@@ -567,8 +568,8 @@ cdef int check_range(kfd_t* p, const range_row_t* row, uint32_t i, uint64_t gpus
         refuse("ranges", i, "needs_unmap of GPUs of the machine, with rare state")
     if row.start > row.last or row.last > TOP_PAGE:
         refuse("ranges", i, "start <= last < 2**52")
-    if row.validate_ns > TOP_TIME:
-        refuse("ranges", i, "validate_ns below 2**63")
+    if row.validate_ns > TOP_TIME or row.vram_pages >> 32:
+        refuse("ranges", i, "validate_ns below 2**63, vram_pages below 2**32")
     if not 1 <= row.attributes <= nsets:
         refuse("ranges", i, f"attributes of 1 to {nsets}")
     if row.object > nobjects:
@@ -612,16 +613,18 @@ cdef int check_disjoint(str table, str what, object rows, object first, object l
 
 
 cdef uint32_t check_ranges(kfd_t* p, object table, const range_row_t[::1] rows, uint32_t nsets,
-                           uint32_t nobjects, uint32_t* deferred) except? 0xffffffffU:
+                           uint32_t nobjects, uint32_t* deferred,
+                           uint32_t* sides) except? 0xffffffffU:
     """Each range and the family ties; how many are in the tree."""
     cdef uint32_t n = <uint32_t>rows.shape[0], i, linked = 0, parent = 0
     cdef uint64_t gpus = p.supported  # any GPU of the process
     cdef uint8_t[::1] seen
     for i in range(p.ngpus):
         gpus |= <uint64_t>1 << i
-    deferred[0] = 0
+    deferred[0] = sides[0] = 0
     for i in range(n):
         check_range(p, &rows[i], i, gpus, nsets, nobjects)
+        sides[0] += rows[i].side
         if rows[i].parent == 0:
             if parent:
                 refuse("ranges", i, "children behind all ranges of the tree")
@@ -800,19 +803,25 @@ cdef int check_mappings(const uint64_t[:, ::1] rows) except -1:
     return 0
 
 
-cdef int check_masks(kfd_t* p, const uint64_t[:, ::1] rows) except -1:
+cdef int check_masks(kfd_t* p, const uint64_t[:, ::1] rows, room_t* room) except -1:
+    """Each mask and what masks of one block say together; the room that they will take."""
     cdef uint64_t seen[8]
     cdef uint64_t mapped[MAX_GPUS][8]
     cdef uint64_t has_mapped = 0, kind, gpu, any_bit
     cdef Py_ssize_t i
     cdef uint32_t w
     memset(seen, 0, sizeof(seen))
+    # One to spare of each, as res_put reserves them.
+    room.lines = rows.shape[0] + 1
+    room.headers = 2
     for i in range(rows.shape[0]):
         kind = rows[i, 1] >> 8
         gpu = rows[i, 1] & 0xff
         if i == 0 or rows[i, 0] != rows[i - 1, 0]:
             memset(seen, 0, sizeof(seen))
             has_mapped = 0
+            room.headers += 1
+            room.lines += kind != MASK_SYSTEM  # the line for the way back
             if rows[i, 0] > TOP_PAGE >> 9 or (i and rows[i, 0] < rows[i - 1, 0]):
                 refuse("masks", i, "blocks in address order below 2**43")
         elif rows[i, 1] <= rows[i - 1, 1]:
@@ -929,6 +938,7 @@ cdef void* table_of(uint64_t n, size_t item) except NULL:
     cdef void* made = calloc(n + 1, item)
     if made == NULL:
         raise OutOfMemoryError("state: no memory for its tables")
+    ask_large(made, (n + 1) * item)
     return made
 
 
@@ -939,8 +949,8 @@ cdef int fill_map(ranges_t* m, const range_entry_t[::1] entries) except -1:
 
 
 cdef int build_ranges(kfd_t* p, const range_row_t[::1] rows, const uint32_t[::1] listed,
-                      uint32_t ndeferred, const uint32_t[::1] sets) except -1:
-    cdef uint32_t n = <uint32_t>rows.shape[0], linked = <uint32_t>listed.shape[0], i, nsides = 1
+                      uint32_t ndeferred, uint32_t nsides, const uint32_t[::1] sets) except -1:
+    cdef uint32_t n = <uint32_t>rows.shape[0], linked = <uint32_t>listed.shape[0], i
     cdef uint32_t side, parent, before = 0
     cdef range_entry_t[::1] tree = np.empty(linked, ENTRY)
     cdef range_t* r
@@ -950,14 +960,12 @@ cdef int build_ranges(kfd_t* p, const range_row_t[::1] rows, const uint32_t[::1]
     memset(p.ranges, 0, <size_t>(n + 1) * sizeof(range_t))
     memset(p.links, 0, <size_t>(n + 1) * sizeof(links_t))
     p.nranges = n + 1
-    for i in range(n):
-        nsides += rows[i].side
     free(p.sides)
     p.sides = NULL
     p.cap_sides = 0
-    p.sides = <side_t*>table_of(nsides, sizeof(side_t))
+    p.sides = <side_t*>table_of(nsides + 1, sizeof(side_t))
     p.cap_sides = nsides + 1
-    p.nsides = nsides
+    p.nsides = nsides + 1
     if ndeferred:
         p.deferred = <uint32_t*>table_of(ndeferred, sizeof(uint32_t))
         p.cap_deferred = ndeferred + 1
@@ -1049,15 +1057,10 @@ cdef int build_objects(kfd_t* p, const object_row_t[::1] rows,
     return 0
 
 
-cdef int build_masks(residency_t* r, const uint64_t[:, ::1] rows) except -1:
+cdef int build_masks(residency_t* r, const uint64_t[:, ::1] rows, const room_t* room) except -1:
     cdef Py_ssize_t i = 0, end
-    cdef room_t room
-    if rows.shape[0] == 0:
-        return 0
-    # Room for these lines at once.
-    room.headers = 0
-    room.lines = rows.shape[0]
-    if res_grant(r, &room):
+    # All room at once: arrays that grow are copied out of their large pages.
+    if rows.shape[0] and res_grant(r, room):
         raise OutOfMemoryError("state: no memory for the masks")
     while i < rows.shape[0]:
         end = i + 1
@@ -1176,7 +1179,8 @@ def unpack(KfdProcess process not None, tables):
     cdef attributes_row_t[::1] attributes
     cdef uint64_t[:, ::1] mappings, masks, buffers, userptrs
     cdef uint32_t[::1] listed
-    cdef uint32_t linked, ndeferred = 0, i
+    cdef uint32_t linked, ndeferred = 0, nsides = 0, i
+    cdef room_t room
     if (
         p.live_ranges or p.nbos > 1 or p.node.ntenants != 1 or ranges_count(p.vmas)
         or p.engine.res.nblocks > 1 or p.nbuffers or p.nuserptrs
@@ -1213,21 +1217,21 @@ def unpack(KfdProcess process not None, tables):
         if gpus[i].ring_set > 1:
             refuse("gpus", i, "ring_set of 0 or 1")
     linked = check_ranges(p, taken["ranges"], ranges, <uint32_t>attributes.shape[0],
-                          <uint32_t>objects.shape[0], &ndeferred)
+                          <uint32_t>objects.shape[0], &ndeferred, &nsides)
     check_list(listed, linked)
     check_objects(p, objects, members, ranges, row[0].sequence)
     check_mappings(mappings)
-    check_masks(p, masks)
+    check_masks(p, masks, &room)
     check_pages(ranges, linked, objects, masks)
     sets = make_sets(process, attributes, row[0].xnack)
-    build_ranges(p, ranges, listed, ndeferred, sets)
+    build_ranges(p, ranges, listed, ndeferred, nsides, sets)
     build_objects(p, objects, members)
     fill_map(p.vmas, mapping_entries(taken["mappings"]))
     # What was looked up before is of the empty process.
     p.vma_first = 1
     p.vma_last = 0
     p.tree_version += 1
-    build_masks(p.engine.res, masks)
+    build_masks(p.engine.res, masks, &room)
     p.buffers = build_spans(buffers)
     p.nbuffers = <uint32_t>buffers.shape[0]
     p.cap_buffers = p.nbuffers
