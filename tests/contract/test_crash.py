@@ -115,14 +115,16 @@ def nursery(path: Path) -> Iterator[subprocess.Popen[str]]:
     assert process.returncode == 0
 
 
-def life_and_death(nursery: subprocess.Popen[str], seed: int, seconds: float) -> tuple[int, int]:
-    """A worker killed after that time: the last save that it told, and how many."""
+def life_and_death(
+    nursery: subprocess.Popen[str], seed: int, wanted: int, seconds: float
+) -> tuple[int, int]:
+    """A worker killed that time after so many saves: the last save that it told, and how many."""
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     nursery.stdin.write(f"{seed}\n")
     worker, last, saves = 0, -1, 0
     # The nursery and its worker speak in any order.
-    while not worker or last < 0:
+    while not worker or last < 0 or saves < wanted:
         word, number = nursery.stdout.readline().split()
         worker = int(number) if word == "worker" else worker
         last = int(number) if word != "worker" else last
@@ -139,7 +141,7 @@ def test_two_hundred_kills(path: Path, nursery: subprocess.Popen[str]) -> None:
     rnd = random.Random(1)
     saves = cut = 0
     for seed in range(KILLS):
-        last, done = life_and_death(nursery, seed, rnd.random() * 0.02)
+        last, done = life_and_death(nursery, seed, rnd.randrange(4), rnd.random() * 0.004)
         saves += done
         for item in path.parent.iterdir():
             if item != path:
