@@ -145,6 +145,7 @@ def index(result: dict[str, Any]) -> str:
         "| `svmcore bench` | this machine beside the published table, in seconds |",
         "| `python bench/rivals.py` | every structure at 1e2, 1e4 and 1e6 ranges |",
         "| `python bench/rivals.py --goals` | reached / goal of every goal |",
+        "| `python bench/state.py` | how fast states are saved and loaded |",
         "| `pytest bench/test_operations.py --benchmark-only` | every operation of svmcore |",
         "| `python bench/compare.py main HEAD` | two revisions, in turns |",
         "| `python bench/instructions.py --check` | the instruction gate |",
@@ -158,6 +159,7 @@ def index(result: dict[str, Any]) -> str:
         "",
         "goals",
         "rivals",
+        "state-files",
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -23,7 +23,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / PACKAGE
 
 # From the ground up. A name stands for the module and for all that lies below it.
 FLOORS = [
-    ["errors", "units", "_version", "_types", "buildinfo"],
+    ["errors", "units", "_version", "_types", "_large", "buildinfo"],
     ["records", "attributes", "advice", "machine", "image"],
     ["_ranges"],
     ["_residency"],

@@ -52,6 +52,12 @@ cdef bint ranges_prev(ranges_t* m, uint64_t page, range_entry_t* out) noexcept n
 # the ends keep their value on the outer side.
 cdef int ranges_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil
 
+# All non-hole entries in order; out has room for ranges_count of them.
+cdef void ranges_entries(const ranges_t* m, range_entry_t* out) noexcept nogil
+# Give an empty map outside a transaction n entries: in order, disjoint, none a hole.
+# -1 also where it is not empty.
+cdef int ranges_fill(ranges_t* m, const range_entry_t* entries, uint64_t n) noexcept nogil
+
 cdef uint64_t ranges_count(const ranges_t* m) noexcept nogil    # non-hole entries
 cdef uint64_t ranges_nbytes(const ranges_t* m) noexcept nogil   # memory held, bytes
 cdef void ranges_work(const ranges_t* m, ranges_work_t* out) noexcept nogil

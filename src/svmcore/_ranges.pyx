@@ -35,6 +35,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
+from ._large cimport ask_large
+
 import operator
 
 import numpy as np
@@ -204,7 +206,9 @@ cdef void* mem_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    return realloc(p, size)
+    p = realloc(p, size)
+    ask_large(p, size)
+    return p
 
 
 cdef void arena_init(arena_t* a, uint32_t size) noexcept nogil:
@@ -999,12 +1003,172 @@ cdef int ranges_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t valu
     return 0
 
 
+# --- all entries at once --------------------------------------------------------
+
+cdef uint64_t collect(const ranges_t* m, uint32_t node, uint32_t height, uint64_t low,
+                      uint64_t last, range_entry_t* out) noexcept nogil:
+    """Non-hole entries below a node, in order; how many."""
+    cdef const inner_t* inner
+    cdef const leaf_t* leaf
+    cdef uint32_t count, i
+    cdef uint64_t n = 0
+    if height > 0:
+        inner = inner_at(m, node)
+        count = m.inner.count[node]
+        for i in range(count):
+            n += collect(m, inner.child[i], height - 1, inner.key[i],
+                         inner.key[i + 1] - 1 if i + 1 < count else last, out + n)
+        return n
+    leaf = leaf_at(m, node)
+    count = m.leaf.count[node]
+    for i in range(count):
+        if leaf.value[i]:
+            entry_of(leaf, i, low, last, out + n)
+            n += 1
+    return n
+
+
+cdef void ranges_entries(const ranges_t* m, range_entry_t* out) noexcept nogil:
+    collect(m, m.root, m.height, 0, TOP, out)
+
+
+# Leaves in the making, numbered from 0 on.
+cdef struct fill_t:
+    uint64_t* low           # fence of each
+    uint32_t cap            # fences that fit
+    uint32_t leaves
+    uint32_t n              # entries of the last leaf
+    uint32_t value          # of the last entry
+
+
+cdef int fill_leaf(ranges_t* m, fill_t* fill, uint64_t start) noexcept nogil:
+    cdef uint32_t node, cap = fill.cap + (fill.cap >> 1) + 16
+    cdef void* moved
+    if fill.leaves == fill.cap:
+        moved = mem_resize(fill.low, <size_t>cap * sizeof(uint64_t))
+        if moved == NULL:
+            return -1
+        fill.low = <uint64_t*>moved
+        fill.cap = cap
+    node = arena_take(m, &m.leaf)
+    if node == NONE:
+        return -1
+    memset(leaf_at(m, node), 0xff, sizeof(leaf_t))
+    fill.low[fill.leaves] = start
+    fill.leaves += 1
+    fill.n = 0
+    return 0
+
+
+cdef inline int fill_add(ranges_t* m, fill_t* fill, uint64_t start, uint32_t value) noexcept nogil:
+    """The next boundary. Leaves are filled as an append fills them, to 7/8."""
+    cdef leaf_t* leaf
+    if (
+        fill.leaves == 0
+        or fill.n == m.leaf_max - m.leaf_max // 8
+        or start - fill.low[fill.leaves - 1] > REACH
+    ) and fill_leaf(m, fill, start):
+        return -1
+    leaf = leaf_at(m, fill.leaves - 1)
+    leaf.start[fill.n] = <uint32_t>(start - fill.low[fill.leaves - 1])
+    leaf.value[fill.n] = value
+    fill.n += 1
+    fill.value = value
+    m.leaf.count[fill.leaves - 1] = <uint8_t>fill.n
+    m.count += value != 0
+    return 0
+
+
+cdef int fill_level(ranges_t* m, fill_t* fill, uint32_t* base, uint32_t* n,
+                    uint32_t height) noexcept nogil:
+    """Parents of the n nodes from base on, which become those."""
+    cdef uint32_t most = m.inner_max - m.inner_max // 8
+    cdef uint32_t parts = (n[0] + most - 1) // most, first = m.inner.used, at = 0, size, i, part
+    cdef uint32_t node
+    cdef inner_t* inner
+    for part in range(parts):
+        node = arena_take(m, &m.inner)
+        if node == NONE:
+            return -1
+        size = (n[0] - at + parts - part - 1) // (parts - part)
+        inner = inner_at(m, node)
+        for i in range(size):
+            inner.key[i] = inner_at(m, base[0] + at + i).key[0] if height else fill.low[at + i]
+            inner.child[i] = base[0] + at + i
+        inner_pad(m, node, size)
+        at += size
+    base[0] = first
+    n[0] = parts
+    return 0
+
+
+cdef int fill_tree(ranges_t* m, fill_t* fill, const range_entry_t* entries,
+                   uint64_t n, uint32_t* root, uint32_t* height) noexcept nogil:
+    cdef uint64_t i, next_page = 0
+    cdef uint32_t nodes
+    # A map begins with the boundary of page 0, be it of a hole.
+    for i in range(n):
+        if entries[i].first != next_page and fill_add(m, fill, next_page, 0):
+            return -1
+        # What joins its neighbour brings no boundary.
+        if not (
+            m.merge and i and entries[i].first == next_page and entries[i].value == fill.value
+        ) and fill_add(m, fill, entries[i].first, entries[i].value):
+            return -1
+        next_page = entries[i].last + 1
+    if (n == 0 or next_page != 0) and fill_add(m, fill, next_page, 0):
+        return -1
+    nodes = fill.leaves
+    root[0] = height[0] = 0
+    while nodes > 1:
+        if height[0] == DEPTH or fill_level(m, fill, root, &nodes, height[0]):
+            return -1
+        height[0] += 1
+    return 0
+
+
+cdef void arena_forget(arena_t* a) noexcept nogil:
+    a.used = a.free_count = 0
+    a.free_head = NONE
+
+
+cdef void make_empty(ranges_t* m) noexcept nogil:
+    """One hole in one leaf; there is room for a leaf always."""
+    cdef leaf_t* leaf
+    arena_forget(&m.leaf)
+    arena_forget(&m.inner)
+    m.root = arena_take(m, &m.leaf)
+    m.height = 0
+    m.count = 0
+    leaf = leaf_at(m, m.root)
+    memset(leaf, 0xff, sizeof(leaf_t))
+    leaf.start[0] = leaf.value[0] = 0
+
+
+cdef int ranges_fill(ranges_t* m, const range_entry_t* entries, uint64_t n) noexcept nogil:
+    cdef fill_t fill
+    cdef uint32_t root, height
+    cdef int failed
+    if m.count or m.open:
+        return -1
+    # Nodes that are new have numbers in a row.
+    arena_forget(&m.leaf)
+    arena_forget(&m.inner)
+    memset(&fill, 0, sizeof(fill_t))
+    failed = fill_tree(m, &fill, entries, n, &root, &height)
+    free(fill.low)
+    if failed:
+        make_empty(m)
+        return -1
+    m.root = root
+    m.height = height
+    return 0
+
+
 # --- life, transactions, figures ----------------------------------------------
 
 cdef ranges_t* ranges_new(bint merge, uint32_t node_entries) noexcept nogil:
     cdef ranges_t* m = <ranges_t*>mem_resize(NULL, sizeof(ranges_t))
-    cdef leaf_t* leaf
-    cdef uint32_t i
     if m == NULL:
         return NULL
     memset(m, 0, sizeof(ranges_t))
@@ -1020,12 +1184,7 @@ cdef ranges_t* ranges_new(bint merge, uint32_t node_entries) noexcept nogil:
     if arena_resize(&m.leaf, 1) < 0:
         ranges_free(m)
         return NULL
-    m.root = arena_take(m, &m.leaf)
-    leaf = leaf_at(m, m.root)
-    leaf.start[0] = 0
-    leaf.value[0] = 0
-    for i in range(1, <uint32_t>LEAF):
-        leaf.start[i] = NONE
+    make_empty(m)
     return m
 
 
@@ -1280,6 +1439,10 @@ cdef inline uint64_t page_of(object number, str name) except? 0xFFFFFFFFFFFFFFFF
     return page
 
 
+cdef object new_entries(uint64_t n):
+    return np.zeros(n, ENTRY)
+
+
 # A contiguous uint64 array of the pages; a copy only if it is not one already.
 cdef object pages_array(object pages):
     if not hasattr(pages, "__array__"):
@@ -1316,7 +1479,7 @@ cdef class RangeMap:
     All or nothing: :meth:`transaction`, or :meth:`begin`, :meth:`commit` and
     :meth:`rollback` by hand.
 
-    Copying: :meth:`clone`, :meth:`snapshot`.
+    Copying: :meth:`clone`, :meth:`snapshot`, :meth:`to_array`, :meth:`from_array`.
 
     Figures: :attr:`nbytes`, :attr:`merge`, :meth:`work`, :meth:`check`.
 
@@ -1889,6 +2052,81 @@ cdef class RangeMap:
         ranges_free(other.m)
         other.m = m
         return other
+
+    def to_array(self):
+        """Every entry in order, holes left out.
+
+        Returns
+        -------
+        ndarray, shape (n,), dtype ENTRY
+
+        Complexity
+        ----------
+        O(n), each node once.
+
+        Source
+        ------
+        Own.
+        """
+        cdef uint64_t n
+        cdef object entries
+        cdef range_entry_t[::1] rows
+        with cython.critical_section(self):
+            n = ranges_count(self.m)
+            entries = new_entries(n)
+            rows = entries
+            if n:
+                ranges_entries(self.m, &rows[0])
+        return entries
+
+    @staticmethod
+    def from_array(entries, merge=False, node_entries=0):
+        """A map of these entries, many times faster than assigning each.
+
+        Parameters
+        ----------
+        entries : ndarray, shape (n,), dtype ENTRY
+            Ascending, disjoint, no holes.
+        merge, node_entries
+            As of the class.
+
+        Returns
+        -------
+        RangeMap
+
+        Raises
+        ------
+        InvalidArgumentError
+            If *entries* is no such array; the row is named.
+        OutOfMemoryError
+            If there is no memory.
+
+        Complexity
+        ----------
+        O(n).
+
+        Source
+        ------
+        Own.
+        """
+        cdef RangeMap made = RangeMap(merge, node_entries)
+        cdef const range_entry_t[::1] rows
+        cdef uint64_t i, n
+        if not isinstance(entries, np.ndarray) or entries.dtype != ENTRY or entries.ndim != 1:
+            raise InvalidArgumentError(f"entries {entries!r:.60}: expected an array of ENTRY")
+        entries = np.require(entries, requirements=["C", "A"])
+        rows = entries
+        n = rows.shape[0]
+        for i in range(n):
+            if rows[i].first > rows[i].last or rows[i].value == 0 or (
+                i and rows[i].first <= rows[i - 1].last
+            ):
+                raise InvalidArgumentError(
+                    f"entries[{i}]: expected first <= last, behind the entry before, no value 0"
+                )
+        if n and ranges_fill(made.m, &rows[0], n):
+            raise OutOfMemoryError("no memory for a range map")
+        return made
 
     def snapshot(self):
         """The map as it is now, unaffected by later changes.

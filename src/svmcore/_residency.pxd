@@ -95,6 +95,12 @@ cdef enum mask_kind:
 cdef struct line_t:
     uint64_t w[8]
 
+# A mask line as it lies outside: in tables and files.
+cdef struct mask_row_t:
+    uint64_t number      # of the block
+    uint64_t tag
+    uint64_t w[8]
+
 # One 64-byte cache line: which mask lines a 2 MiB block has.
 cdef struct block_t:
     uint64_t number      # page >> 9
@@ -270,5 +276,7 @@ cdef void res_unpin_all(residency_t* r) noexcept nogil
 cdef void res_drop(residency_t* r, uint64_t first, uint64_t last) noexcept nogil
 # Where one page is: -1 absent, 0 system, 1 + i GPU i.
 cdef int res_where(residency_t* r, uint64_t page) noexcept nogil
+# All mask lines of a block that has none yet, for who builds masks anew.
+cdef int res_put(residency_t* r, const mask_row_t* rows, uint32_t n) noexcept nogil
 # Invariants: 0 = sound, else the number of the broken rule.
 cdef int res_check(residency_t* r) noexcept nogil

@@ -7,7 +7,9 @@ span), a look-up in the directory is one hash probe for each 1 GiB group.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
+
+from ._large cimport ask_large
 
 
 # ---- memory -----------------------------------------------------------------------------
@@ -45,7 +47,9 @@ cdef void* res_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    return realloc(p, size)
+    p = realloc(p, size)
+    ask_large(p, size)
+    return p
 
 
 cdef residency_t* res_new() noexcept nogil:
@@ -653,6 +657,20 @@ cdef int res_where(residency_t* r, uint64_t page) noexcept nogil:
                     where = 0
         block = b.more
     return where
+
+
+cdef int res_put(residency_t* r, const mask_row_t* rows, uint32_t n) noexcept nogil:
+    cdef uint64_t number = rows[0].number
+    cdef uint32_t block, i
+    # One more: the line for the way back, where a GPU has pages.
+    if res_reserve(r, number << 9, number << 9 | 511, n + 1):
+        return -1
+    block = find_block(r, number)
+    for i in range(n):
+        if is_vram(<uint32_t>rows[i].tag):
+            need_line(r, block, MASK_SYSTEM << 8)
+        memcpy(need_line(r, block, <uint32_t>rows[i].tag), rows[i].w, sizeof(line_t))
+    return 0
 
 
 cdef int res_check(residency_t* r) noexcept nogil:

@@ -37,6 +37,8 @@ from .policies.outcome import Outcome
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, pages_of, whole
 
 __all__ = [
+    "REPLAY_MEMBERS",
+    "REPLAY_SPEC",
     "AccessResult",
     "Explanation",
     "FaultResult",
@@ -44,6 +46,10 @@ __all__ = [
     "Space",
     "System",
 ]
+
+#: Key of a Spec, and the beginning of the members' names, that belong to a replay on its way:
+#: a space is loaded from its checkpoint too.
+REPLAY_SPEC, REPLAY_MEMBERS = "replay", "replay_"
 
 
 _make_result = tuple.__new__
@@ -723,8 +729,29 @@ class Space:
         """
         from .image import write_image
 
+        write_image(path, *self.to_image())
+
+    def to_image(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """Spec and arrays of :meth:`save`, for those who keep them elsewhere than in a file.
+
+        Returns
+        -------
+        spec : dict
+            ``machine`` and ``policy`` as JSON values.
+        arrays : dict of str to array
+            Everything that changes in a run; nothing in them is shared with the space.
+
+        Raises
+        ------
+        NotSupportedError
+            If the policy's processes cannot be saved.
+
+        Complexity
+        ----------
+        O(ranges + mappings + 2 MiB blocks touched).
+        """
         spec = {"machine": self.machine.to_dict(), "policy": self.policy.to_dict()}
-        write_image(path, spec, self.policy.pack(self.process))
+        return spec, self.policy.pack(self.process)
 
     @classmethod
     def load(
@@ -750,25 +777,66 @@ class Space:
 
         Complexity
         ----------
-        O(n log n) in ranges, O(mappings + 2 MiB blocks touched).
+        O(ranges + mappings + 2 MiB blocks touched).
         """
         from .image import read_image
 
         wanted = None if machine is None else Machine.resolve(machine)
         spec, arrays = read_image(path)
         try:
-            if set(spec) != {"machine", "policy"}:
-                raise InvalidArgumentError("Spec: expected the keys machine, policy")
-            saved = Machine.from_dict(spec["machine"])
-            policy = policy_from_dict(spec["policy"])
-            space = cls._restored(saved, policy, arrays)
+            space = cls.from_image(spec, arrays)
         except (SvmError, ValueError, OverflowError, TypeError) as error:
             raise StateFileError(str(path), "", str(error)) from error
-        if wanted is not None and wanted != saved:
+        if wanted is not None and wanted != space.machine:
             raise InvalidArgumentError(
-                f"{path}: {_difference('machine', saved.to_dict(), wanted.to_dict())} given"
+                f"{path}: {difference('machine', space.machine.to_dict(), wanted.to_dict())} given"
             )
         return space
+
+    @classmethod
+    def from_image(cls, spec: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """A space from what :meth:`to_image` gave, on a node of its own.
+
+        Parameters
+        ----------
+        spec : mapping
+        arrays : mapping of str to array
+            Read and not kept.
+
+        Raises
+        ------
+        SvmError
+            If they do not fit each other; the message names the table, the row
+            and what was expected.
+
+        Complexity
+        ----------
+        As :meth:`load`.
+        """
+        if not {"machine", "policy"} <= set(spec) <= {"machine", "policy", REPLAY_SPEC}:
+            raise InvalidArgumentError("Spec: expected the keys machine, policy")
+        if REPLAY_SPEC in spec:
+            arrays = {n: a for n, a in arrays.items() if not n.startswith(REPLAY_MEMBERS)}
+        machine = Machine.from_dict(spec["machine"])
+        return cls._restored(machine, policy_from_dict(spec["policy"]), arrays)
+
+    def take(self, other: Space) -> None:
+        """Become *other*, in its state and on its node; *other* is not to be used any more.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If machine or policy differ; the message names where.
+        """
+        for name, mine, its in (
+            ("machine", self.machine, other.machine),
+            ("policy", self.policy, other.policy),
+        ):
+            if mine != its:
+                raise InvalidArgumentError(
+                    f"{difference(name, its.to_dict(), mine.to_dict())} given"
+                )
+        self.system, self.process = other.system, other.process
 
     def clone(self) -> Self:
         """A space in the same state, on a node of its own; both run on independently.
@@ -1084,17 +1152,17 @@ class Space:
         return max(low, start) << PAGE_SHIFT, min(high, last + 1) << PAGE_SHIFT
 
 
-def _difference(name: str, saved: Any, given: Any) -> str:
+def difference(name: str, saved: Any, given: Any) -> str:
     """Where two Specs differ first, and how."""
     if isinstance(saved, dict) and isinstance(given, dict):
         # In the order of the Spec: a machine's name before its constants.
         for key in (*saved, *sorted(given.keys() - saved.keys())):
             if saved.get(key) != given.get(key):
-                return _difference(f"{name}.{key}", saved.get(key), given.get(key))
+                return difference(f"{name}.{key}", saved.get(key), given.get(key))
     if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
         for number, (one, other) in enumerate(zip(saved, given, strict=True)):
             if one != other:
-                return _difference(f"{name}[{number}]", one, other)
+                return difference(f"{name}[{number}]", one, other)
     if isinstance(saved, list) and isinstance(given, list):
         return f"{name}: the file has {len(saved)}, expected equal, {len(given)}"
     return f"{name}: the file has {saved!r:.80}, expected equal, {given!r:.80}"

@@ -1,10 +1,16 @@
 """State files: named arrays and the Spec they belong to, in one zip that is whole or refused.
 
-The file is a zip of ``manifest.json`` and one ``.npy`` member for each array,
-stored without compression, so that ``unzip -l`` lists it and ``numpy.load``
-opens a member. The manifest holds the format's name and version, the version of
-the package that wrote it, the whole Spec with its hash, and for each member its
-dtype, shape and digest (blake2b, 256 bits, of the member as stored).
+The file is a zip of one ``.npy`` member for each array and, last,
+``manifest.json``, stored without compression, so that ``unzip -l`` lists it and
+``numpy.load`` opens a member. The manifest holds the format's name and version,
+the version of the package that wrote it, the whole Spec with its hash, and for
+each member its dtype, shape and digest.
+
+The digest of a member is the CRC-32 that the zip needs anyway: one pass over
+the bytes while they are written or read. It finds every flipped bit and every
+burst of up to 32 bits. It is no protection against intent, nor would a longer
+digest without a key be: what a file says is checked by those who unpack it.
+Format 1 had blake2b digests of 256 bits, which took longer than all the rest.
 
 Equal contents give equal bytes: no time, host name or order of a dict shows.
 This module knows arrays and files only; what the arrays mean is said by those
@@ -22,6 +28,7 @@ import re
 import secrets
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from errno import errorcode
 from pathlib import Path
@@ -38,15 +45,22 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "read_image", "read_manifest", "spec_dige
 #: Name of the format in the manifest.
 FORMAT = "svmcore state"
 #: Version that is written; every version up to it can be read.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _MANIFEST = "manifest.json"
 _MANIFEST_LIMIT = 4 << 20
 _MEMBERS_LIMIT = 1000
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_SCALARS = ("|u1", "<u2", "<u4", "<u8", "<i8", "<f8")
+_SCALARS = ("|u1", "<u2", "<u4", "<u8", "<i2", "<i8", "<f8")
 _KEYS = {"format", "format_version", "svmcore", "spec", "spec_digest", "members"}
-_MEMBER_KEYS = {"name", "dtype", "shape", "blake2b"}
+_MEMBER_KEYS = {"name", "dtype", "shape"}
+#: Key of a member's digest in each version of the format.
+_DIGESTS = {1: "blake2b", 2: "crc32"}
+#: Bytes that go to the file or come at once: what the digest reads stays in the cache.
+_PIECE = 1 << 18
+#: Of a member's own header: signature, flags, method, sizes of its name and the extra field.
+_LOCAL = struct.Struct("<4s2x2H16x2H")
+_LOCAL_MAGIC = b"PK\x03\x04"
 #: Directories cannot be opened there; the rename alone is what the system offers.
 _SYNC_FOLDERS = os.name == "posix"
 
@@ -61,7 +75,7 @@ def spec_digest(spec: Mapping[str, Any]) -> str:
     TypeError
         If something in it is no JSON value.
     """
-    return _digest(_json(spec))
+    return _blake2b(_json(spec))
 
 
 def write_image(path: str | os.PathLike[str], spec: Mapping[str, Any], arrays: Arrays) -> None:
@@ -92,11 +106,12 @@ def write_image(path: str | os.PathLike[str], spec: Mapping[str, Any], arrays: A
     """
     target = Path(os.path.realpath(path))
     members = [_Member.of(str(path), name, arrays[name]) for name in sorted(arrays)]
-    manifest = _manifest_bytes(str(path), spec, members)
+    # Once without digests, which come with the bytes: a Spec that is no JSON is refused first.
+    _manifest_bytes(str(path), spec, members)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:
-            _write(temporary, manifest, members)
+            _write(temporary, str(path), spec, members)
             temporary.replace(target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -120,7 +135,7 @@ def read_image(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     Returns
     -------
     spec : dict
-    arrays : dict of str to read-only array
+    arrays : dict of str to array
 
     Raises
     ------
@@ -139,7 +154,7 @@ def read_image(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         arrays = {}
         wanted = {_MANIFEST}
         for entry in manifest["members"]:
-            member = _Member.declared(str(path), entry)
+            member = _Member.declared(str(path), entry, _DIGESTS[manifest["format_version"]])
             wanted.add(member.file)
             arrays[member.name] = member.read(archive, str(path))
         extra = sorted(set(archive.namelist()) - wanted)
@@ -175,6 +190,7 @@ class _Member:
         self.header = _header(dtype, shape)
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.data = memoryview(b"")
+        self.kind = _DIGESTS[FORMAT_VERSION]
         self.digest = ""
 
     @property
@@ -197,15 +213,15 @@ class _Member:
         member = _Member(name, array.dtype, array.shape)
         # A view of bytes: structured rows and empty arrays have no buffer of their own.
         member.data = array.reshape(-1).view(np.uint8).data if array.size else member.data
-        member.digest = _digest(member.header, member.data)
         return member
 
     @staticmethod
-    def declared(path: str, entry: Any) -> _Member:
-        """A member as the manifest declares it."""
-        if not isinstance(entry, dict) or set(entry) != _MEMBER_KEYS:
+    def declared(path: str, entry: Any, kind: str) -> _Member:
+        """A member as the manifest declares it, its digest of that kind."""
+        keys = {*_MEMBER_KEYS, kind}
+        if not isinstance(entry, dict) or set(entry) != keys:
             raise StateFileError(
-                path, _MANIFEST, f"a member of keys {', '.join(sorted(_MEMBER_KEYS))} is expected"
+                path, _MANIFEST, f"a member of keys {', '.join(sorted(keys))} is expected"
             )
         name, shape, dtype = entry["name"], entry["shape"], _dtype(entry["dtype"])
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -226,25 +242,28 @@ class _Member:
                 path, _MANIFEST, f"member {name}: shape {shape!r:.80}, expected 1 or 2 sizes"
             )
         member = _Member(name, dtype, tuple(shape))
-        member.digest = str(entry["blake2b"])
+        member.kind = kind
+        member.digest = str(entry[kind])
         return member
 
     def read(self, archive: zipfile.ZipFile, path: str) -> npt.NDArray[Any]:
         size = len(self.header) + self.nbytes
         data = _read(archive, path, self.file, size)
-        if len(data) != size or not data.startswith(self.header):
+        if len(data) != size or data[: len(self.header)].tobytes() != self.header:
             raise StateFileError(
                 path,
                 self.file,
                 f"{len(data)} bytes, expected {size} with the header of "
                 f"{self.dtype} of shape {self.shape}",
             )
-        found = _digest(data)
+        # Reading has held the bytes to the CRC of the zip's directory.
+        crc = archive.getinfo(self.file).CRC
+        found = f"{crc:08x}" if self.kind == "crc32" else _blake2b(data.data)
         if found != self.digest:
             raise StateFileError(
                 path, self.file, f"digest {found}, expected {self.digest:.64}: the file was changed"
             )
-        return np.frombuffer(data, self.dtype, offset=len(self.header)).reshape(self.shape)
+        return data[len(self.header) :].view(self.dtype).reshape(self.shape)
 
 
 def _descr(dtype: np.dtype[Any]) -> Any:
@@ -280,11 +299,8 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = hashlib.blake2b(digest_size=32)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+def _blake2b(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 # ---- the manifest ------------------------------------------------------------------------
@@ -307,7 +323,7 @@ def _manifest_bytes(path: str, spec: Mapping[str, Any], members: list[_Member]) 
                     "name": member.name,
                     "dtype": _descr(member.dtype),
                     "shape": list(member.shape),
-                    "blake2b": member.digest,
+                    member.kind: member.digest,
                 }
                 for member in members
             ],
@@ -321,7 +337,7 @@ def _manifest_of(archive: zipfile.ZipFile, path: str) -> dict[str, Any]:
     text = _read(archive, path, _MANIFEST, _MANIFEST_LIMIT)
     try:
         manifest = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+            text.tobytes().decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as error:
         raise StateFileError(path, _MANIFEST, f"expected JSON: {error}") from error
@@ -371,7 +387,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     """The archive, once its directory holds no surprise; all its errors as one kind."""
     try:
         with Path(path).open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
+            if file.read(4) != _LOCAL_MAGIC:
                 raise StateFileError(str(path), "", "expected a zip file: no state file")
             size = os.fstat(file.fileno()).st_size
             with zipfile.ZipFile(file) as archive:
@@ -419,40 +435,73 @@ def _check_directory(archive: zipfile.ZipFile, path: str, size: int) -> None:
             )
 
 
-def _read(archive: zipfile.ZipFile, path: str, name: str, limit: int) -> bytes:
+def _read(archive: zipfile.ZipFile, path: str, name: str, limit: int) -> npt.NDArray[np.uint8]:
+    """A member's bytes, held to the CRC of the directory.
+
+    They are read in pieces that stay in the cache, into an array: NumPy asks the
+    system for large pages, which halves the time.
+    """
     try:
         info = archive.getinfo(name)
     except KeyError:
         raise StateFileError(path, name, "missing, expected in every state file") from None
     if info.file_size > limit:
         raise StateFileError(path, name, f"{info.file_size} bytes, expected up to {limit}")
-    try:
-        return archive.read(info)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise StateFileError(path, name, f"expected undamaged bytes: {error}") from error
+    data = np.empty(info.file_size, np.uint8)
+    file = archive.fp
+    assert file is not None
+    # The member's own header lies before it; what it says of sizes is in the directory too.
+    file.seek(info.header_offset)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size:
+        raise StateFileError(path, name, "expected a header, the file ends")
+    magic, flags, method, name_size, extra_size = _LOCAL.unpack(header)
+    stored = file.read(name_size)
+    if (
+        magic != _LOCAL_MAGIC
+        or flags & 1
+        or method != zipfile.ZIP_STORED
+        or stored != name.encode()
+    ):
+        raise StateFileError(path, name, "expected its own header where the directory says")
+    file.seek(extra_size, os.SEEK_CUR)
+    view, crc = data.data, 0
+    for place in range(0, len(view), _PIECE):
+        piece = view[place : place + _PIECE]
+        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+            raise StateFileError(path, name, f"expected {len(view)} bytes, the file ends")
+        crc = zlib.crc32(piece, crc)
+    if crc != info.CRC:
+        raise StateFileError(
+            path, name, f"CRC-32 {crc:08x}, expected undamaged bytes of CRC-32 {info.CRC:08x}"
+        )
+    return data
 
 
-def _write(path: Path, manifest: bytes, members: list[_Member]) -> None:
-    """A new file with the whole archive, on the disk when this returns."""
+def _write(path: Path, name: str, spec: Mapping[str, Any], members: list[_Member]) -> None:
+    """A new file with the whole archive, on the disk when this returns; *name* for errors."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags, 0o666)
     with os.fdopen(descriptor, "w+b") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            _add(archive, _MANIFEST, manifest)
             for member in members:
-                _add(archive, member.file, member.header, member.data)
+                member.digest = f"{_add(archive, member.file, member.header, member.data):08x}"
+            _add(archive, _MANIFEST, _manifest_bytes(name, spec, members))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _add(archive: zipfile.ZipFile, name: str, *parts: bytes | memoryview) -> None:
+def _add(archive: zipfile.ZipFile, name: str, *parts: bytes | memoryview) -> int:
+    """Store a member; its CRC-32."""
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.create_system = 3  # the same bytes on every system
     info.external_attr = 0o644 << 16
     info.file_size = sum(len(part) for part in parts)
     with archive.open(info, "w") as stream:
         for part in parts:
-            stream.write(part)
+            for place in range(0, len(part), _PIECE):
+                stream.write(part[place : place + _PIECE])
+    return info.CRC
 
 
 def _sync_folder(folder: Path) -> None:

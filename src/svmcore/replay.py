@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from ._faults import REASONS
 from ._replay import OUTCOME, replay_chunk
 from ._tally import first_stranger, tally
-from .engine import Space
+from .engine import Space, difference
 from .errors import InvalidArgumentError, TraceError, error_from_errno
 from .policies.base import Policy
 from .records import RECORD, Kind, processor_code, processor_name
 from .result import BOUND_NOTE, BUFFER, Profile, Result
-from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE
+from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, whole
 
 if TYPE_CHECKING:
     from .traces import Mapping, Trace
@@ -40,6 +40,9 @@ def replay(
     chunk: int = CHUNK,
     profile: bool = False,
     progress: Callable[[int], None] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: str | PathLike[str] | None = None,
 ) -> Result:
     """Replay a trace into a space.
 
@@ -68,7 +71,17 @@ def replay(
     profile : bool
         Tell the real time of each stage in ``result.profile``.
     progress : callable, optional
-        Called with the records done so far, once a chunk.
+        Called with the records done so far, once a chunk and after each checkpoint.
+    checkpoint : path, optional
+        State file to write while the replay goes on; the file of *resume* by default.
+    checkpoint_every : int, optional
+        Records from one checkpoint to the next. Each replaces the one before at
+        once or not at all, so that a run which ends at any moment leaves the
+        last one whole.
+    resume : path, optional
+        Checkpoint to go on from, of the same trace and the same arguments. The
+        space becomes that of the file, on a node of its own; the result is that
+        of the whole replay, except for wall-clock times.
 
     Returns
     -------
@@ -78,16 +91,21 @@ def replay(
     ------
     TraceError
         If the trace cannot be read.
+    StateFileError
+        If a checkpoint cannot be written (the last one is untouched), or the
+        one to resume from is damaged or of another kind.
     InvalidArgumentError
         If a record's processor is none of the machine's (the chunks before it
         have been replayed), an array holds a record without bytes or past
-        2**64, or *chunk* is below 1.
+        2**64, *chunk* or *checkpoint_every* is below 1, or the checkpoint to
+        resume from is of another trace, machine, policy or other arguments.
     SvmError
         With *strict*: the driver's error of the first fatal record.
 
     Complexity
     ----------
-    O(records + windows served); memory O(chunk + mappings + ranges).
+    O(records + windows served); memory O(chunk + mappings + ranges). A
+    checkpoint costs a save of the space. Resuming reads the records before it.
 
     Examples
     --------
@@ -106,23 +124,33 @@ def replay(
     started = now()
     source = _open(trace)
     code = processor_code_of(by, space)
+    place = _checkpoint_place(checkpoint, checkpoint_every, resume)
+    settings = {"by": by, "raw_faults": raw_faults, "outcomes": outcomes}
     opened = now()
     mappings = source.mappings()
     found = now()
-    # Objects may have mapped memory already: only what is missing is added.
-    for first, last in _page_spans(mappings):
-        _map_missing(space, first, last)
+    if resume is None:
+        # Objects may have mapped memory already: only what is missing is added.
+        for first, last in _page_spans(mappings):
+            _map_missing(space, first, last)
     mapped = now()
     run = _Run(space, source, mappings, code, raw_faults, strict, spent, keep=outcomes)
+    if place is not None or resume is not None:
+        settings["digest"] = source.digest
+    if resume is not None:
+        run.go_on(resume, settings)
     # The kind is found by the pass for mappings, or by one of its own.
     begun = now()
     spent.first_pass_s = found - opened + begun - mapped
     spent.mapping_s = mapped - found
-    for records in source.chunks(chunk):
+    for records in _after(source.chunks(chunk), run.done):
         spent.reading_s += now() - begun
-        run.add(records)
-        if progress is not None:
-            progress(run.done)
+        for piece in _pieces(records, run.done, checkpoint_every):
+            run.add(piece)
+            if place is not None and checkpoint_every and run.done % checkpoint_every == 0:
+                run.save(place, settings)
+            if progress is not None:
+                progress(run.done)
         begun = now()
     ended = now()
     spent.reading_s += ended - begun
@@ -134,6 +162,43 @@ def replay(
     if profile:
         result.profile = spent
     return result
+
+
+def _checkpoint_place(
+    path: str | PathLike[str] | None, every: int | None, resume: str | PathLike[str] | None
+) -> str | PathLike[str] | None:
+    """Where checkpoints go; ``None`` without any."""
+    if every is None:
+        if path is not None:
+            raise InvalidArgumentError(
+                f"checkpoint {path}: expected checkpoint_every, records from one to the next"
+            )
+        return None
+    if whole("checkpoint_every:", every) < 1:
+        raise InvalidArgumentError(f"checkpoint_every of {every} records: expected at least 1")
+    if path is None and resume is None:
+        raise InvalidArgumentError("checkpoint_every: expected checkpoint or resume, a file")
+    return resume if path is None else path
+
+
+def _after(chunks: Iterable[npt.NDArray[np.void]], done: int) -> Iterator[npt.NDArray[np.void]]:
+    """What follows the first *done* records."""
+    for records in chunks:
+        skipped = min(done, len(records))
+        done -= skipped
+        if skipped < len(records):
+            yield records[skipped:]
+
+
+def _pieces(
+    records: npt.NDArray[np.void], done: int, every: int | None
+) -> Iterator[npt.NDArray[np.void]]:
+    """The records, cut behind each multiple of *every*, *done* of them before these."""
+    at = 0
+    while at < len(records):
+        end = len(records) if every is None else at + every - (done + at) % every
+        yield records[at:end]
+        at = end
 
 
 def processor_code_of(name: str, space: Space) -> int:
@@ -189,10 +254,14 @@ class _Run:
             # The first touch sets the clock: batch marks and mappings may carry no time.
             touches = records["kind"] <= Kind.FAULT
             if touches.any():
+                first = int(touches.argmax())
+                if first:
+                    self.add(records[:first])
+                    records = records[first:]
                 self.timed = True
-                self.t0 = int(records["t_ns"][touches.argmax()]) - self.start_ns
+                self.t0 = int(records["t_ns"][0]) - self.start_ns
         self._check_processors(records)
-        if self.by_arrival and self.t0 < 0:
+        if self.by_arrival and self.timed and self.t0 < 0:
             # The space is ahead of the trace's clock: its records are as far apart all the same.
             records = records.copy()
             records["t_ns"] += np.uint64(-self.t0)
@@ -204,7 +273,7 @@ class _Run:
             out,
             by=self.by,
             raw=self.raw,
-            by_arrival=self.by_arrival,
+            by_arrival=self.by_arrival and self.timed,
             t0=max(0, self.t0),
         )
         ended = time.perf_counter()
@@ -216,6 +285,68 @@ class _Run:
             self.kept.append(out)
         self.done += len(records)
         self.spent.counting_s += time.perf_counter() - ended + began - started
+
+    def save(self, path: str | PathLike[str], settings: dict[str, Any]) -> None:
+        """Write a checkpoint."""
+        from .checkpoint.run import SavedRun, save_run
+
+        state = {
+            "done": self.done,
+            "timed": self.timed,
+            "t0": self.t0,
+            "start_ns": self.start_ns,
+            "before": self.before,
+            "before_by": self.before_by,
+            "reasons": self.reasons,
+            "first_error": self.first_error,
+        }
+        save_run(path, self.space, SavedRun(settings, state, self.buffers, self._outcomes()))
+
+    def go_on(self, path: str | PathLike[str], settings: dict[str, Any]) -> None:
+        """Take over a checkpoint of a replay with these settings.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is of another trace, machine, policy or setting.
+        """
+        from .checkpoint.run import load_run
+
+        space, saved = load_run(path)
+        where = f"{path}: resume"
+        if saved.settings["digest"] != settings["digest"]:
+            raise InvalidArgumentError(
+                f"{where}: a replay of another trace, digest {saved.settings['digest']:.64}, "
+                f"expected {self.source.path}, digest {settings['digest']}"
+            )
+        if saved.settings != settings:
+            raise InvalidArgumentError(
+                f"{where}: {difference('replay', saved.settings, settings)} given"
+            )
+        mine = self.buffers
+        if len(saved.buffers) != len(mine) or any(
+            (saved.buffers[key] != mine[key]).any() for key in ("start", "size")
+        ):
+            raise InvalidArgumentError(
+                f"{where}: {len(saved.buffers)} mappings, expected the trace's own {len(mine)}: "
+                "a replay with other ranges?"
+            )
+        try:
+            self.space.take(space)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{where}: {error}") from error
+        self.buffers = saved.buffers
+        for key, value in saved.state.items():
+            setattr(self, key, value)
+        if self.kept is not None and saved.outcomes is not None:
+            self.kept = [saved.outcomes]
+
+    def _outcomes(self) -> npt.NDArray[np.void] | None:
+        """What each record did, in one array; ``None`` where that is not kept."""
+        if self.kept is None:
+            return None
+        self.kept = [np.concatenate([np.empty(0, OUTCOME), *self.kept])]
+        return self.kept[0]
 
     def _room(self, n: int) -> npt.NDArray[np.void]:
         """Room for the outcomes of *n* records; the same memory again where none are kept."""
@@ -264,9 +395,6 @@ class _Run:
             notes.append(BOUND_NOTE)
         if assumed:
             notes.append(f"assumed constants of {self.space.machine.name}: {', '.join(assumed)}")
-        kept = None
-        if self.kept is not None:
-            kept = np.concatenate(self.kept) if self.kept else np.empty(0, OUTCOME)
         counters = self.space.counters()
         return Result(
             trace={
@@ -279,7 +407,7 @@ class _Run:
             policy=policy.name,
             machine=self.space.machine.name,
             settings={**policy.settings(), "by": by, "raw_faults": raw},
-            counters={name: value - self.before[name] for name, value in counters.items()},
+            counters={name: value - self.before.get(name, 0) for name, value in counters.items()},
             processors=self._processors(),
             names=[m.name for m in self.order],
             buffers=self.buffers,
@@ -287,7 +415,7 @@ class _Run:
             first_error=self.first_error,
             time_ns=self.space.now_ns - self.start_ns,
             notes=notes,
-            outcomes=kept,
+            outcomes=self._outcomes(),
         )
 
     def _processors(self) -> dict[str, dict[str, int]]:

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 import svmcore
 from svmcore import Gpu, Machine, Space, System
 from svmcore.errors import InvalidArgumentError, NotSupportedError, StateFileError, SvmError
-from svmcore.image import read_image, write_image
+from svmcore.image import read_image, read_manifest, write_image
 from svmcore.machine import preset_names
 from svmcore.policies import _kfd_state
 from svmcore.policies._kfd import KfdProcess
 from svmcore.policies.base import Policy, make_policy, policy_from_dict
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "svmcore"
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "state_v1.svm"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 BASE, PAGES = 512 * 2048 - 400, 1300
 UNDEFINED = 0xFFFFFFFF
@@ -257,6 +257,50 @@ def test_rare_fields_survive() -> None:
     assert contents(_kfd_state.pack(other)) == contents(tables)
 
 
+def version_1(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables as the first version had them: ranges in the order of the process's list."""
+    old = {name: table.copy() for name, table in tables.items() if name != "list_order"}
+    listed, ranges = tables["list_order"].astype(int), tables["ranges"]
+    linked = len(listed)
+    number = np.zeros(len(ranges) + 1, "<u4")  # by the present row, both from 1
+    number[listed] = np.arange(1, linked + 1)
+    parents = number[ranges["parent"][linked:]]
+    children = linked + np.argsort(parents, kind="stable")
+    number[children + 1] = np.arange(linked + 1, len(ranges) + 1)
+    old["ranges"] = ranges[np.concatenate([listed - 1, children])]
+    old["ranges"]["parent"] = number[old["ranges"]["parent"]]
+    old["object_ranges"] = number[tables["object_ranges"]]
+    old["process"]["version"] = 1
+    return old
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tables_of_version_1_mean_the_same(seed: int) -> None:
+    driver, process = rich(seed)
+    tables = _kfd_state.pack(process)
+    old = version_1(tables)
+    assert len(set(tables["list_order"].tolist()) & {1, 2}) > 0
+    other = driver.fresh()
+    _kfd_state.unpack(other, old)
+    other.check()
+    assert views(other) == views(process)
+    assert contents(_kfd_state.pack(other)) == contents(tables)
+
+
+def test_a_process_that_was_emptied_takes_a_state() -> None:
+    """Its maps have free nodes, and it remembers look-ups."""
+    driver, process = rich(5)
+    other = driver.started()
+    for page in range(BASE, BASE + PAGES, 50):
+        other.vma(page)
+    assert other.munmap(BASE, BASE + PAGES) == 0
+    tables = _kfd_state.pack(process)
+    _kfd_state.unpack(other, tables | {"counters": _kfd_state.pack(other)["counters"]})
+    other.check()
+    assert views(other)["mappings"] == views(process)["mappings"]
+    assert views(other)["ranges"] == views(process)["ranges"]
+
+
 def test_counters_of_a_later_version_begin_at_0() -> None:
     driver, process = rich(4)
     tables = _kfd_state.pack(process)
@@ -311,6 +355,8 @@ def test_changed_tables_are_refused_or_sound(seed: int, kind: int) -> None:
     rnd = random.Random(seed)
     driver, process = PROCESSES[kind]
     tables: dict[Any, Any] = dict(_kfd_state.pack(process))
+    if seed % 4 == 0:
+        tables = version_1(tables)
     for _ in range(rnd.choice((1, 1, 1, 2, 3))):
         if all(isinstance(table, np.ndarray) for table in tables.values()):
             mutate(rnd, tables)
@@ -564,12 +610,14 @@ def test_specs_survive_as_dicts() -> None:
             Machine.from_dict(bad)  # type: ignore[arg-type]
 
 
-# ---- the golden file of format 1 ---------------------------------------------------------------
+# ---- the golden files ---------------------------------------------------------------
 
 
-def test_version_1_keeps_loading(tmp_path: Path) -> None:
-    """Written by the first release; its bytes never change."""
-    shutil.copy(GOLDEN, tmp_path / "golden.svm")
+@pytest.mark.parametrize("version", [1, 2])
+def test_old_versions_keep_loading(tmp_path: Path, version: int) -> None:
+    """Written by the releases that had them; their bytes never change."""
+    shutil.copy(GOLDEN / f"state_v{version}.svm", tmp_path / "golden.svm")
+    assert read_manifest(tmp_path / "golden.svm")["format_version"] == version
     space = Space.load(tmp_path / "golden.svm")
     assert len(space.ranges()) == len(space.process.starts()) > 4
     assert space.process.pending() != []
@@ -581,3 +629,11 @@ def test_version_1_keeps_loading(tmp_path: Path) -> None:
     assert space.next_event_ns() is None
     assert space.access(ADDR + 4 * MIB, 9 * MIB, by="gpu1").ok
     space.process.check()
+
+
+def test_versions_of_one_state_are_equal(tmp_path: Path) -> None:
+    Space.load(GOLDEN / "state_v1.svm").save(tmp_path / "a.svm")
+    spec, arrays = read_image(tmp_path / "a.svm")
+    other_spec, others = read_image(GOLDEN / "state_v2.svm")
+    assert spec == other_spec
+    assert contents(arrays) == contents(others)

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from svmcore import _ranges
-from svmcore._ranges import RangeMap
+from svmcore._ranges import ENTRY, RangeMap
 from svmcore.errors import OutOfMemoryError
 from svmcore.reference import RangeMap as Specification
 
@@ -307,10 +307,21 @@ def test_transaction_runs_out_of_memory_half_way() -> None:
     assert refused > 0
 
 
-@pytest.mark.parametrize("make", [RangeMap, lambda: RangeMap(node_entries=4).clone()])
+ROWS = np.array([(10 * i, 10 * i + 6, 1 + i) for i in range(300)], ENTRY)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        RangeMap,
+        lambda: RangeMap(node_entries=4).clone(),
+        lambda: RangeMap.from_array(ROWS),
+        lambda: RangeMap.from_array(ROWS, node_entries=4),
+    ],
+)
 def test_making_a_map_without_memory(make: Callable[[], RangeMap]) -> None:
     failed = 0
-    for successes in range(20):
+    for successes in range(200):
         _ranges._fail_allocation_after(successes)
         try:
             make().check()

@@ -120,3 +120,29 @@ def test_verdicts():
     assert goals.status(rows) == 1
     assert goals.status(rows[:2]) == 0
     assert "1 of 3 met" in goals.show(rows)
+
+
+def test_states_are_saved_and_loaded(tmp_path, monkeypatch):
+    state = room("state")
+    monkeypatch.setattr(state, "digests", lambda rounds: {"zlib.crc32": 1.0})
+    found = state.run(300, 20, tmp_path, 1)
+    assert [row["state"].split()[0] for row in found["states"]] == ["ranges", "ranges", "masks"]
+    for row in found["states"]:
+        assert row["bytes"] > 0
+        assert all(row[key] > 0 for key in row if key.endswith("_s"))
+    assert [row["ranges"] >= 300 for row in found["states"]] == [True, True, False]
+    page = tmp_path / "page.md"
+    page.write_text("Text.\n<!-- figures -->\nold\n")
+    monkeypatch.setattr(state, "PAGE_DOCS", page)
+    state.write_page(found, "python bench/state.py --docs")
+    text = page.read_text()
+    assert text.startswith("Text.\n<!-- figures -->\n")
+    assert "old" not in text
+    assert "| `zlib.crc32` | 1.00 |" in text
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_the_digests_that_are_compared_exist():
+    rates = room("state").digests(1, 4096)
+    assert min(rates.values()) > 0
+    assert {"zlib.crc32", "hashlib.blake2b"} <= set(rates)

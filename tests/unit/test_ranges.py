@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import random
 import threading
 
 import numpy as np
@@ -99,6 +100,74 @@ def test_spans_wider_than_a_leaf_can_reach() -> None:
     ]
     assert ranges.find(2**43) == (2**41 + 1, 5 + 2**45, 1)
     ranges.check()
+
+
+def random_entries(rnd: random.Random) -> list[tuple[int, int, int]]:
+    """Entries with and without gaps, some wider than a leaf can reach."""
+    wide = rnd.random() < 0.3
+    page, rows = rnd.choice((0, 5, 1 << 40)), []
+    for _ in range(rnd.choice((0, 1, 2, 60, 400))):
+        page += rnd.choice((0, 0, 1, 7, 1 << 33 if wide else 3))
+        last = page + rnd.choice((0, 1, 9, (1 << 32) - 1 if wide else 2, 1 << 34 if wide else 3))
+        rows.append((page, last, rnd.randrange(1, 4)))
+        page = last + 1
+    if rows and rnd.random() < 0.2:
+        rows[-1] = (rows[-1][0], TOP, 3)
+    return rows
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("node_entries", [0, 4, 5, 8, 64])
+def test_a_map_made_at_once_is_one_made_by_assigning(merge: bool, node_entries: int) -> None:
+    rnd = random.Random(node_entries)
+    for _ in range(60):
+        rows = random_entries(rnd)
+        slow = RangeMap(merge, node_entries)
+        for row in rows:
+            slow.assign(*row)
+        fast = RangeMap.from_array(np.array(rows, ENTRY), merge, node_entries)
+        fast.check()
+        assert list(fast) == list(slow)
+        assert len(fast) == len(slow)
+        assert [tuple(row) for row in fast.to_array().tolist()] == list(slow)
+        # It changes as any other, in a transaction too.
+        fast.begin()
+        for _ in range(30):
+            first = rnd.randrange(rows[-1][0] + 10 if rows else 10)
+            last, value = min(first + rnd.randrange(60), TOP), rnd.randrange(4)
+            for ranges in (fast, slow):
+                if value:
+                    ranges.assign(first, last, value)
+                else:
+                    ranges.erase(first, last)
+        fast.check()
+        assert list(fast) == list(slow)
+        fast.rollback()
+        fast.check()
+        assert [tuple(row) for row in RangeMap.from_array(fast.to_array()).to_array().tolist()] == [
+            tuple(row) for row in fast.to_array().tolist()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "at"),
+    [
+        ([(5, 4, 1)], 0),
+        ([(5, 6, 0)], 0),
+        ([(5, 9, 1), (9, 12, 2)], 1),
+        ([(5, 9, 1), (0, 2, 2)], 1),
+        ([(5, TOP, 1), (0, 2, 2)], 1),
+    ],
+)
+def test_entries_that_cannot_be_are_named(rows: list[tuple[int, int, int]], at: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"entries\[{at}\]: expected"):
+        RangeMap.from_array(np.array(rows, ENTRY))
+
+
+@pytest.mark.parametrize("entries", [None, [], np.zeros(3), np.zeros((1, 1), ENTRY)])
+def test_what_is_no_array_of_entries(entries: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected an array of ENTRY"):
+        RangeMap.from_array(entries)  # type: ignore[arg-type]
 
 
 def test_find_many_equals_find() -> None:

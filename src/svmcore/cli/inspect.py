@@ -1,4 +1,4 @@
-"""``svmcore inspect``: what a trace holds."""
+"""``svmcore inspect``: what a trace or a state file holds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from .. import __version__
 from ..records import Access, Kind, processor_name
-from ..report.text import inspection
+from ..report.text import inspection, state_inspection
 from ..traces import Mapping, Trace
 from ..traces.base import Records, Spans
 from ..traces.kfd_smi import KfdSmiTrace
 from ..units import PAGE_SHIFT
 from .advice import advice_options, show_study, studied
 from .common import emit_json, format_option, json_option, opened, show
+from .state import is_image, look_at_state
 
 __all__ = ["inspect"]
 
@@ -27,13 +28,23 @@ _PAGE = np.uint64(PAGE_SHIFT)
 _ONE = np.uint64(1)
 
 
-@click.command(short_help="Tell what is in a trace.")
+@click.command(short_help="Tell what is in a trace or a state file.")
 @click.argument("trace")
 @format_option()
 @advice_options
 @json_option
 def inspect(trace: str, form: str | None, advice: bool, write_share: float, as_json: bool) -> None:
-    """Tell what TRACE holds: records, processors, mappings, pages, and what was repaired."""
+    """Tell what TRACE holds: records, processors, mappings, pages, and what was repaired.
+
+    TRACE may be a state file: then its Spec, tables, sizes and counts, every digest checked.
+    """
+    if form is None and is_image(trace):
+        state = look_at_state(trace)
+        if as_json:
+            emit_json(state)
+        else:
+            show(state_inspection(state))
+        return
     with opened(trace, form, doing="inspecting") as source:
         table = _look(source)
         study = studied(source, write_share) if advice else None

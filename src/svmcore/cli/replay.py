@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import __version__
+from ..checkpoint.run import saved_settings
 from ..engine import Space
-from ..errors import InvalidArgumentError, SvmError, TraceError
+from ..errors import InvalidArgumentError, StateFileError, SvmError, TraceError
+from ..image import read_manifest
 from ..machine import Machine
 from ..policies.base import Policy, make_policy
 from ..replay import CHUNK, processor_code_of
@@ -59,7 +65,7 @@ def machine_of(name: str) -> Machine:
         ) from error
 
 
-def policy_of(name: str, settings: tuple[str, ...]) -> Policy:
+def policy_of(name: str | Policy, settings: tuple[str, ...]) -> Policy:
     """A policy by its name and ``key=value`` settings; the last one of a key counts.
 
     Raises
@@ -147,8 +153,29 @@ def space_of(machine: Machine, policy: Policy) -> Space:
     is_flag=True,
     help="Tell the real time of each stage: on stderr, or as the object profile of --json.",
 )
+@click.option(
+    "--checkpoint-every",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Write the whole state of the run to a file every N records.",
+)
+@click.option(
+    "--checkpoint",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="That file. [default: the file of --resume, else the trace's name and .svm, here]",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Go on from a checkpoint; machine, policy and the like are the file's where not given. "
+    "With --checkpoint-every the file may be missing yet.",
+)
 @json_option
+@click.pass_context
 def replay(
+    context: click.Context,
     trace: str,
     policy: str,
     machine: str,
@@ -161,11 +188,29 @@ def replay(
     chunk: int,
     out: Path | None,
     profile: bool,
+    checkpoint_every: int | None,
+    checkpoint: Path | None,
+    resume: Path | None,
     as_json: bool,
 ) -> None:
     """Replay TRACE, a file or the word demo, and tell faults, migrations and bytes."""
-    node = machine_of(machine)
-    rules = policy_of(policy, settings)
+    place = _checkpoint_place(trace, checkpoint_every, checkpoint, resume)
+    if resume is not None and checkpoint_every is not None and not resume.exists():
+        note = f"{printable(str(resume))} is not there yet: the replay begins at the first record"
+        print(f"svmcore: {note}", file=sys.stderr)
+        resume = None
+    if resume is None:
+        node, rules = machine_of(machine), policy_of(policy, settings)
+    else:
+        node, rules, saved = saved_settings(resume)
+        # What the command line says must be what the file says: the replay compares them.
+        if _given(context, "machine"):
+            node = machine_of(machine)
+        if _given(context, "policy", "settings"):
+            base = policy if _given(context, "policy") else rules
+            rules = policy_of(base, settings)
+        by = by if _given(context, "by") else saved["by"]
+        raw_faults = raw_faults or saved["raw_faults"]
     space = space_of(node, rules)
     try:
         processor_code_of(by, space)
@@ -177,19 +222,24 @@ def replay(
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
     with opened(trace, form, ranges, doing=doing) as source:
         try:
-            result = run_replay(
-                source,
-                space,
-                by=by,
-                raw_faults=raw_faults,
-                strict=strict,
-                chunk=chunk,
-                profile=profile,
-            )
-        except TraceError:
+            with _stopped_in_order(place):
+                result = run_replay(
+                    source,
+                    space,
+                    by=by,
+                    raw_faults=raw_faults,
+                    strict=strict,
+                    chunk=chunk,
+                    profile=profile,
+                    checkpoint=place,
+                    checkpoint_every=checkpoint_every,
+                    resume=resume,
+                )
+        except (TraceError, StateFileError):
             raise
         except SvmError as error:
-            where = "" if str(error).startswith(source.path) else f"{trace}: "
+            named = (source.path, *([] if resume is None else [str(resume)]))
+            where = "" if str(error).startswith(named) else f"{trace}: "
             wanted = "" if "expected" in str(error) else ": expected every record to be served"
             message = f"{where}{error}{wanted}{_hint(error, node)}"
             if strict and _FATAL.match(str(error)):
@@ -232,6 +282,64 @@ def replay(
             print("\n".join(profile_report(result.profile)), file=sys.stderr)
     if as_json:
         emit_json(table)
+
+
+def _given(context: click.Context, *names: str) -> bool:
+    """Whether the command line names one of these parameters."""
+    default = click.core.ParameterSource.DEFAULT
+    return any(context.get_parameter_source(name) != default for name in names)
+
+
+def _checkpoint_place(
+    trace: str, every: int | None, given: Path | None, resume: Path | None
+) -> Path | None:
+    """The file that checkpoints go to, ``None`` without any; what is no state file stays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it cannot be one, or is something else.
+    """
+    if every is None:
+        if given is not None:
+            raise InvalidArgumentError(f"--checkpoint {given}: expected --checkpoint-every N too")
+        return None
+    place = given or resume or Path(Path(trace).name + ".svm")
+    option = "--checkpoint" if given or not resume else "--resume"
+    if not place.parent.is_dir():
+        raise InvalidArgumentError(f"{option} {place}: expected a file in a folder that is there")
+    if place.exists():
+        try:
+            read_manifest(place)
+        except StateFileError as error:
+            raise InvalidArgumentError(
+                f"{option} {place}: expected a new file or a state file to replace: {error}"
+            ) from error
+    return place
+
+
+@contextlib.contextmanager
+def _stopped_in_order(place: Path | None) -> Iterator[None]:
+    """With checkpoints, Ctrl-C and SIGTERM leave the last one and no part of a next one."""
+    if place is None:
+        yield
+        return
+
+    def terminate(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if main else None
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        name = printable(str(place))
+        told = f"--resume {name} goes on" if place.exists() else "no checkpoint was written yet"
+        print(f"svmcore: stopped: {told}", file=sys.stderr)
+        raise
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _hint(error: SvmError, machine: Machine) -> str:

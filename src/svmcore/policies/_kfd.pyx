@@ -2543,10 +2543,9 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
 # ---- invariants -------------------------------------------------------------------------
 
 cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held, uint64_t* inside) noexcept nogil:
-    """A range of the tree with its children: references, pages inside, pending work."""
+    """A range of the tree with its children: references, pages of these, pending work."""
     cdef uint32_t child = first_child(p, node), i, listed = 0
     cdef range_t* r = p.ranges + node
-    inside[0] += res_count_vram(p.engine.res, r.start, r.last)
     if r.bits & RANGE_HAS_BO:
         held[0] += 1
         if not bo_alive(p, node):
@@ -2592,8 +2591,9 @@ cdef int kfd_check(kfd_t* p) noexcept nogil:
             return 3
         if attrs_of(p, e.value).access & attrs_of(p, e.value).aip:
             return 4
+        pages = res_count_vram(p.engine.res, r.start, r.last)
+        inside += pages
         if pending_of(p, e.value) == PENDING_NONE:
-            pages = res_count_vram(p.engine.res, r.start, r.last)
             if r.vram_pages != pages:
                 return 5
             if pages and not r.bits & RANGE_HAS_BO:

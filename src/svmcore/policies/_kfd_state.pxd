@@ -1,11 +1,12 @@
 # cython: language_level=3
-"""Rows of the tables that hold a KFD process, format 1.
+"""Rows of the tables that hold a KFD process, versions 1 and 2.
 
 Fields descend in size and leave no gap, so that a row is the same on every compiler.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-# One range: those of the process's list in list order, then pending children by parent.
+# One range: those of the tree in address order, then pending children by parent.
+# (In version 1 those of the tree are in the order of the process's list.)
 cdef packed struct range_row_t:
     uint64_t start           # page
     uint64_t last            # page, inclusive
@@ -18,7 +19,7 @@ cdef packed struct range_row_t:
     uint32_t attributes      # row of `attributes`, from 1
     uint32_t object          # row of `objects`, from 1; 0 = none alive
     uint32_t invalid
-    uint32_t parent          # row of `ranges`, from 1; 0 = on the process's list
+    uint32_t parent          # row of `ranges`, from 1; 0 = in the tree
     uint32_t deferred        # place on the deferred list, from 1; 0 = not on it
     uint8_t actual
     uint8_t bits             # range_bits without RANGE_LINKED

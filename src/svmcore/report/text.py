@@ -6,6 +6,7 @@ command line know rich, an extra, which is imported where a table is made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -485,6 +486,49 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         if rest:
             parts.append(f"and {counted(rest, 'smaller mapping')}")
     return parts + [f"note: {printable(note)}" for note in table["notes"]]
+
+
+def state_inspection(table: Mapping[str, Any]) -> list[str | Table]:
+    """What a state file holds, as lines and tables.
+
+    Parameters
+    ----------
+    table : mapping
+        The keys that ``svmcore inspect --json`` prints for one.
+    """
+    machine, policy, replay = (table[key] for key in ("machine", "policy", "replay"))
+    gpus = Counter(gpu["vram_pages"] * PAGE_SIZE for gpu in machine["gpus"])
+    sizes = ", ".join(f"{n} x {format_size(size)}" for size, n in gpus.items())
+    rows = [
+        (
+            "state",
+            (
+                f"{printable(table['path'])} (format {table['format_version']}, "
+                f"svmcore {printable(table['written_by'])}; every digest is right)"
+            ),
+        ),
+        ("Spec hash", table["spec_digest"]),
+        ("size", f"{format_size(table['bytes'])}, {counted(len(table['members']), 'member')}"),
+        ("machine", f"{printable(machine['name'])}: {sizes}"),
+        ("policy", f"{printable(policy['name'])}: {settings_text(policy['settings'])}"),
+    ]
+    if table["now_ns"] is not None:
+        rows.append(("clock", format_duration(table["now_ns"])))
+    counters = {name: number for name, number in table["counters"].items() if number}
+    if counters:
+        rows.append(("counted", _amounts(counters)))
+    if replay is not None:
+        words = {key: value for key, value in replay.items() if key not in ("done", "digest")}
+        rows += [
+            ("replay", f"{counted(replay['done'], 'record')} done; {settings_text(words)}"),
+            ("of trace", f"digest {replay['digest']}"),
+        ]
+    members = _table("member", "rows", "bytes", "digest")
+    for member in table["members"]:
+        members.add_row(
+            member["name"], f"{member['rows']:,}", f"{member['bytes']:,}", member["digest"]
+        )
+    return [*_aligned(rows), "", members]
 
 
 def _lines(number: int) -> str:
