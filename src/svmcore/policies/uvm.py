@@ -1,0 +1,160 @@
+"""NVIDIA's UVM driver as a policy; its decisions are compiled in ``_uvm``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from ..errors import InvalidArgumentError
+from ..machine import Machine
+from .base import Policy, register
+
+__all__ = ["REPLAY_POLICIES", "Uvm"]
+
+#: When the driver lets the GPU go on: numbers of ``uvm_perf_fault_replay_policy``.
+REPLAY_POLICIES = ("block", "batch", "batch_flush", "once")
+_LAPSES = ("default", "off", "shipped", "intended")
+_BOUNDS = {
+    "batch_size": (1, 1 << 20),
+    "outstanding": (1, 1 << 20),
+    "max_batches": (1, 1 << 20),
+    "max_throttled": (1, 1 << 20),
+    "prefetch_threshold": (0, 100),
+    "prefetch_min_faults": (1, 20),
+    "thrashing_threshold": (1, 7),
+    "pin_threshold": (1, 255),
+    "lapse_us": (1, 1 << 32),
+    "nap": (1, 100),
+    "epoch": (1, 1 << 20),
+    "pin": (0, 1 << 20),
+    "max_resets": (0, 1 << 31),
+    "lapse_votes": (1, 1 << 31),
+    "pma_batch_order": (0, 20),
+}
+
+
+@register("uvm")
+@dataclass(frozen=True)
+class Uvm(Policy):
+    """NVIDIA UVM: blocks of 2 MiB, batches of faults, a prefetch tree, thrashing detection.
+
+    Defaults are the driver's; a value outside the driver's bounds is an error here,
+    where the driver would take the default.
+
+    Parameters
+    ----------
+    driver : str
+        Driver version, 515 or later. From 590 on the lapse adapts and nothing is
+        prefetched to a place other than the preferred one.
+    adaptive_lapse : str
+        ``default`` for the driver's version; ``off``; ``shipped``, where short gaps
+        lengthen the lapse too; ``intended``, where they shorten it.
+    pad_quirk : bool or None
+        Pages before the first 64 KiB border of a block are left out of larger
+        prefetches; None: as the driver's version does.
+    peer_access : bool
+        GPUs without NVLink between them may address each other over PCIe.
+    outstanding : int
+        Pages for which one touch has faults pending at once; 1 is a sweep that
+        stops at each fault.
+    batch_size, replay_policy, coalesce, max_batches, max_throttled
+        ``uvm_perf_fault_batch_count``, ``_replay_policy``: ``block``, ``batch``,
+        ``batch_flush`` or ``once``, ``_coalesce``, ``_max_batches_per_service``,
+        ``_max_throttle_per_service``.
+    prefetch, prefetch_threshold, prefetch_min_faults
+        ``uvm_perf_prefetch_enable``, ``_threshold`` (percent), ``_min_faults``.
+    thrashing, thrashing_threshold, pin_threshold, lapse_us, nap, epoch, pin, max_resets
+        ``uvm_perf_thrashing_enable`` and the rest; nap, epoch and pin in lapses,
+        pin 0: for ever.
+    lapse_votes : int
+        ``uvm_perf_lapse_vote_threshold``.
+    remote_atomics : bool
+        ``uvm_perf_map_remote_on_native_atomics_fault``.
+    access_counters : bool
+        ``uvm_perf_access_counter_migration_enable``: with 4 KiB pages notifications
+        are dropped, but an evicted GPU is mapped to the copy in system memory.
+    pma_batch_order : int
+        ``uvm_perf_pma_batch_nonpinned_order``: 2 MiB chunks taken at once, log2.
+    eviction : str
+        ``driver``: the driver's own lists.
+
+    Source
+    ------
+    NVIDIA open GPU kernel modules, 595.45.04; ``docs/explain/uvm.md``.
+    """
+
+    driver: str = "595"
+    adaptive_lapse: str = "default"
+    pad_quirk: bool | None = None
+    peer_access: bool = False
+    outstanding: int = 256
+    batch_size: int = 256
+    replay_policy: str = "batch_flush"
+    coalesce: bool = True
+    max_batches: int = 20
+    max_throttled: int = 5
+    prefetch: bool = True
+    prefetch_threshold: int = 51
+    prefetch_min_faults: int = 1
+    thrashing: bool = True
+    thrashing_threshold: int = 3
+    pin_threshold: int = 10
+    lapse_us: int = 500
+    nap: int = 1
+    epoch: int = 2000
+    pin: int = 300
+    max_resets: int = 4
+    lapse_votes: int = 32
+    remote_atomics: bool = False
+    access_counters: bool = False
+    pma_batch_order: int = 6
+    eviction: str = "driver"
+
+    def __post_init__(self) -> None:
+        version = self.driver.split(".")
+        if not all(part.isdigit() for part in version) or int(version[0]) < 515:
+            raise InvalidArgumentError(
+                f"policy uvm: driver = {self.driver!r}, expected a version from 515 on"
+            )
+        for name, known in (
+            ("adaptive_lapse", _LAPSES),
+            ("replay_policy", REPLAY_POLICIES),
+            ("eviction", ("driver",)),
+        ):
+            if getattr(self, name) not in known:
+                raise InvalidArgumentError(
+                    f"policy uvm: {name} = {getattr(self, name)!r}, "
+                    f"expected one of {', '.join(known)}"
+                )
+        for name, (low, high) in _BOUNDS.items():
+            if not low <= getattr(self, name) <= high:
+                raise InvalidArgumentError(
+                    f"policy uvm: {name} = {getattr(self, name)}, expected {low} to {high}"
+                )
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The driver's version, in numbers."""
+        return tuple(int(part) for part in self.driver.split("."))
+
+    @property
+    def lapse_mode(self) -> str:
+        """How the lapse adapts: off, shipped or intended; never where it was set by hand."""
+        if self.lapse_us != 500:
+            return "off"
+        if self.adaptive_lapse != "default":
+            return self.adaptive_lapse
+        return "shipped" if self.version >= (590,) else "off"
+
+    @property
+    def quirk(self) -> bool:
+        """Whether the pad quirk is there."""
+        return self.version >= (525, 53) if self.pad_quirk is None else self.pad_quirk
+
+    @property
+    def prefetch_home_only(self) -> bool:
+        """Whether nothing is prefetched to a place other than the preferred location."""
+        return self.version >= (590,)
