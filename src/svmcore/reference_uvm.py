@@ -488,3 +488,1354 @@ def coalesce(faults: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         masks[target] |= 1 << access
         counts[target] += 1
     return [(i, masks[i], counts[i]) for i in sorted(masks) if i not in filtered]
+
+
+# ---- device memory (section 7) ---------------------------------------------------------
+
+
+class NeedRoom(Exception):
+    """A GPU has no free chunk: the operation starts again once something was evicted."""
+
+
+class Memory:
+    """Memory of the node's GPUs, shared by its processes."""
+
+    def __init__(self) -> None:
+        self.used: dict[int, int] = {}
+        self.sequence = 0
+        self.tenants: list[UvmReference] = []
+
+    def make_room(self, asking: UvmReference, gpu: int, pages: int) -> bool:
+        while self.used.get(gpu, 0) + pages > asking.gpus[gpu - 1].vram_pages:
+            ages = [(tenant.oldest(gpu), i) for i, tenant in enumerate(self.tenants)]
+            known = [(age, i) for age, i in ages if age is not None]
+            if not known:
+                return False
+            owner = self.tenants[min(known)[1]]
+            owner.now = max(owner.now, asking.now)
+            before = owner.cost
+            owner.evict_oldest(gpu)
+            if owner is not asking:
+                asking.cost += owner.cost - before
+                owner.cost = before
+        return True
+
+
+@dataclass(eq=False)
+class Root:
+    """A 2 MiB chunk: one block's, or cut into chunks of 64 and 4 KiB of several."""
+
+    gpu: int
+    block: Block | None = None
+    #: Of a cut one: offset -> (pages, block, first page in its frame); free 64 KiB slots; free
+    #: pages of the slots that are cut further.
+    chunks: dict[int, tuple[int, Block, int]] = field(default_factory=dict)
+    whole: int = 0
+    small: dict[int, int] = field(default_factory=dict)
+    age: int = 0
+    list: int | None = None
+
+    def owners(self) -> Iterator[tuple[Block, int, int]]:
+        """(block, first page, pages) of each chunk, in order."""
+        if self.block is not None:
+            yield self.block, 0, BLOCK
+        for offset in sorted(self.chunks):
+            size, block, page = self.chunks[offset]
+            yield block, page, size
+
+
+@dataclass(eq=False)
+class Range:
+    """Managed memory with one policy."""
+
+    first: int
+    last: int
+    prot: int  # 1 readable, 2 writable
+    preferred: int | None = None
+    accessed_by: int = 0
+    duplication: int = UNSET
+    blocks: dict[int, Block] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Block:
+    """What lies in one 2 MiB frame of a range: pages [start, outer) of the frame."""
+
+    frame: int
+    start: int
+    outer: int
+    range: Range
+    resident: dict[int, int] = field(default_factory=dict)
+    #: Page table entries by processor; writing implies reading, atomics imply writing.
+    read: dict[int, int] = field(default_factory=dict)
+    write: dict[int, int] = field(default_factory=dict)
+    atomic: dict[int, int] = field(default_factory=dict)
+    duplicated: int = 0
+    discarded: int = 0
+    chunks: dict[int, dict[int, tuple[Root, int]]] = field(default_factory=dict)
+    prefetch: PrefetchState = field(default_factory=PrefetchState)
+    thrashing: ThrashingBlock = field(default_factory=ThrashingBlock)
+
+    @property
+    def pages(self) -> int:
+        return span(self.start, self.outer)
+
+    @property
+    def full(self) -> bool:
+        return self.outer - self.start == BLOCK
+
+    def cut(self) -> list[tuple[int, int]]:
+        """(first page, pages) of its chunks: at each page the largest that is aligned and fits."""
+        out, page = [], self.start
+        while page < self.outer:
+            size = next(
+                n for n in (BLOCK, BIG, 1) if page % n == 0 and page + n <= self.outer
+            )
+            out.append((page, size))
+            page += size
+        return out
+
+    def anywhere(self) -> int:
+        mask = 0
+        for pages in self.resident.values():
+            mask |= pages
+        return mask
+
+    def holders(self, page: int) -> int:
+        """Processors with a copy of a page."""
+        return sum(1 << p for p, mask in self.resident.items() if mask >> page & 1)
+
+    def tables(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+        return self.read, self.write, self.atomic
+
+    def protection(self, processor: int, page: int) -> int:
+        return sum(table.get(processor, 0) >> page & 1 for table in self.tables())
+
+    def mapping(self, level: int, page: int) -> int:
+        """Processors that map a page with that protection or more."""
+        table = self.tables()[level - 1]
+        return sum(1 << p for p, mask in table.items() if mask >> page & 1)
+
+
+#: Why pages move, by number.
+_CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
+USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE = range(6)
+
+
+class UvmReference:
+    """One process under the UVM policy.
+
+    Parameters
+    ----------
+    gpus : sequence of Gpu
+    rules : Uvm
+    memory : Memory, optional
+        Device memory to share with other processes.
+    """
+
+    def __init__(
+        self, gpus: Sequence[Gpu], rules: Uvm | None = None, memory: Memory | None = None
+    ) -> None:
+        self.gpus, self.rules = tuple(gpus), rules or Uvm()
+        self.topology = topology_of(self.gpus, peer_access=self.rules.peer_access)
+        self.thrash = Thrashing(self.topology, self.rules)
+        self.ranges_by_start: SortedDict[int, Range] = SortedDict()
+        self.memory = memory or Memory()
+        self.memory.tenants.append(self)
+        self.held = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
+        self.lists: dict[int, tuple[list[Root], ...]] = {
+            g: ([], [], []) for g in self.held
+        }
+        #: Cut chunks with a free slot of 64 KiB, and with free pages in a cut slot; newest last.
+        self.with_whole: dict[int, list[Root]] = {g: [] for g in self.held}
+        self.with_small: dict[int, list[Root]] = {g: [] for g in self.held}
+        self.new: list[Root] = []  # taken by the present operation: no victims
+        self.now = self.cost = self.moved = 0
+        self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
+        self.move_ns, self.move_page_ns = 10_000.0, 0.0
+        self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
+        self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
+        self.count = dict.fromkeys(
+            (
+                "faults duplicates migrations pages_to_device pages_to_host migrated_pages "
+                "evictions evicted_pages populated_pages duplicated_pages invalidated_pages prefetched_pages "
+                "unmaps maps batches services replays throttles pins unpins revocations"
+            ).split(),
+            0,
+        )
+        self.outcome = Outcome()
+
+    # -- clock and costs
+
+    def set_costs(self, costs: Costs) -> None:
+        self.unmap_ns = int(costs.unmap_ns)
+        self.move_ns, self.move_page_ns = costs.migrate_latency_ns, 4096e9 / costs.migrate_bytes_per_s
+        self.peer_ns, self.peer_page_ns = costs.peer_latency_ns, 4096e9 / costs.peer_bytes_per_s
+        self.remote_ns, self.remote_page_ns = costs.remote_access_ns, 4096e9 / costs.remote_bytes_per_s
+
+    def begin(self, t_ns: int) -> Outcome:
+        self.now, self.cost, self.outcome = t_ns, 0, Outcome()
+        return self.outcome
+
+    def finish(self, ret: int = 0) -> Outcome:
+        self.outcome.ret = ret
+        return self.outcome
+
+    def settle(self) -> None:
+        self.now, self.cost = self.now + self.cost, 0
+
+    @property
+    def next_event_ns(self) -> int | None:
+        return max(self.thrash.timer, self.now) if self.thrash.timer else None
+
+    def step(self, t_ns: int) -> None:
+        """The clock moves on; pinned pages whose time is over are released (section 5)."""
+        self.now = max(self.now, t_ns)
+        while self.thrash.timer and self.thrash.timer <= self.now:
+            for thrashing, page in self.thrash.unpin():
+                block = next(b for b in self.all_blocks() if b.thrashing is thrashing)
+                self.count["unpins"] += 1
+                for p in range(1 + len(self.gpus)):
+                    here = block.resident.get(p, 0) >> page & 1
+                    if not here and not block.range.accessed_by >> p & 1:
+                        self.unmap(block, 1 << page, 1 << p)
+                self.thrash.reset(thrashing, page)
+
+    # -- ranges and blocks
+
+    def all_blocks(self) -> Iterator[Block]:
+        for r in self.ranges_by_start.values():
+            yield from (r.blocks[frame] for frame in sorted(r.blocks))
+
+    def range_at(self, page: int) -> Range | None:
+        at = self.ranges_by_start.bisect_right(page) - 1
+        if at < 0:
+            return None
+        found = self.ranges_by_start.peekitem(at)[1]
+        return found if page <= found.last else None
+
+    def span_of(self, first: int, last: int) -> list[Range]:
+        """Ranges that touch [first, last], in order."""
+        at = max(self.ranges_by_start.bisect_right(first) - 1, 0)
+        rows = []
+        for start in self.ranges_by_start.islice(at):
+            r = self.ranges_by_start[start]
+            if r.first > last:
+                break
+            if r.last >= first:
+                rows.append(r)
+        return rows
+
+    def covered(self, first: int, last: int) -> bool:
+        page = first
+        for r in self.span_of(first, last):
+            if r.first > page:
+                return False
+            page = r.last + 1
+        return page > last
+
+    def block_of(self, r: Range, frame: int) -> Block:
+        """The block of a range in a frame, made when missing."""
+        if frame not in r.blocks:
+            start, outer = max(r.first - frame * BLOCK, 0), min(r.last + 1 - frame * BLOCK, BLOCK)
+            r.blocks[frame] = Block(frame, start, outer, r)
+        return r.blocks[frame]
+
+    def blocks_in(self, r: Range, first: int, last: int, make: bool) -> Iterator[tuple[Block, int]]:
+        """(block, its pages in [first, last]) of a range."""
+        first, last = max(first, r.first), min(last, r.last)
+        for frame in range(first // BLOCK, last // BLOCK + 1):
+            if make or frame in r.blocks:
+                block = self.block_of(r, frame)
+                low, high = max(first - frame * BLOCK, 0), min(last + 1 - frame * BLOCK, BLOCK)
+                yield block, span(low, high)
+
+    def split(self, r: Range, page: int) -> None:
+        """Cut a range before *page*; a block that it cuts falls in two, chunks too."""
+        rest = Range(page, r.last, r.prot, r.preferred, r.accessed_by, r.duplication)
+        r.last = page - 1
+        self.ranges_by_start[page] = rest
+        for frame in [f for f in r.blocks if f * BLOCK + BLOCK > page]:
+            block = r.blocks[frame]
+            at = page - frame * BLOCK
+            if at <= 0:
+                rest.blocks[frame] = r.blocks.pop(frame)
+                block.range = rest
+                continue
+            self.thrash.forget(block.thrashing)
+            block.thrashing, block.prefetch = ThrashingBlock(), PrefetchState()
+            other = Block(frame, at, block.outer, rest)
+            before = block.cut()
+            block.outer = at
+            rest.blocks[frame] = other
+            for mine, others in zip(
+                (block.resident, *block.tables()), (other.resident, *other.tables()), strict=True
+            ):
+                for p in list(mine):
+                    others[p], mine[p] = mine[p] & other.pages, mine[p] & block.pages
+            other.duplicated, other.discarded = block.duplicated & other.pages, block.discarded & other.pages
+            block.duplicated &= block.pages
+            block.discarded &= block.pages
+            for gpu in list(block.chunks):
+                self.split_chunks(block, other, gpu, before)
+
+    def split_chunks(self, block: Block, other: Block, gpu: int, before: list[tuple[int, int]]) -> None:
+        """Chunks follow the pages of a block that fell in two; those on the cut are cut."""
+        old, block.chunks[gpu], other.chunks[gpu] = block.chunks[gpu], {}, {}
+        pieces = [(block, *piece) for piece in block.cut()] + [(other, *p) for p in other.cut()]
+        for page, size in before:
+            if page not in old:
+                continue
+            root, offset = old[page]
+            if size == BLOCK:
+                root.block = None
+            else:
+                del root.chunks[offset]
+            inside = [p for p in pieces if page <= p[1] < page + size]
+            for owner, start, pages in inside:
+                at = offset + start - page
+                owner.chunks[gpu][start] = (root, at)
+                root.chunks[at] = (pages, owner, start)
+                if pages == 1:
+                    root.small.setdefault(at // BIG, 0)
+            if len(inside) > 1:
+                self.enlist(root, USED)
+
+    # -- device memory of this process
+
+    def oldest(self, gpu: int) -> int | None:
+        """Age of what is given up first: a free chunk, then by list."""
+        if self.held[gpu]:
+            return 0
+        for kind, entries in enumerate(self.lists[gpu]):
+            if entries:
+                return kind << 62 | entries[0].age
+        return None
+
+    def enlist(self, root: Root, kind: int | None) -> None:
+        """Move a chunk to the tail of a list; new ones stay off the lists until they are used."""
+        if root.list is not None:
+            self.lists[root.gpu][root.list].remove(root)
+        root.list = None
+        if kind is not None and root not in self.new:
+            self.lists[root.gpu][kind].append(root)
+            root.list, root.age = kind, self.memory.sequence
+            self.memory.sequence += 1
+
+    def take_root(self, gpu: int) -> Root:
+        memory, limit = self.memory, self.gpus[gpu - 1].vram_pages
+        if self.held[gpu]:
+            self.held[gpu] -= 1
+        else:
+            free = max(limit - memory.used.get(gpu, 0), 0) // BLOCK
+            if not free:
+                raise NeedRoom(gpu)
+            batch = 1 if self.gpus[gpu - 1].coherent else 1 << self.rules.pma_batch_order
+            count = min(free, batch)
+            memory.used[gpu] = memory.used.get(gpu, 0) + count * BLOCK
+            self.held[gpu] = count - 1
+        root = Root(gpu)
+        self.new.append(root)
+        return root
+
+    def give_root(self, root: Root) -> None:
+        """A chunk without owners: one goes back to the node."""
+        self.enlist(root, None)
+        if root in self.new:
+            self.new.remove(root)
+        self.memory.used[root.gpu] -= BLOCK
+        for stack in (self.with_whole[root.gpu], self.with_small[root.gpu]):
+            if root in stack:
+                stack.remove(root)
+
+    def tidy(self, root: Root) -> None:
+        """The stacks of chunks with free parts follow."""
+        for stack, free in (
+            (self.with_whole[root.gpu], root.whole != 0),
+            (self.with_small[root.gpu], any(root.small.values())),
+        ):
+            if free and root not in stack:
+                stack.append(root)
+            elif not free and root in stack:
+                stack.remove(root)
+
+    def take_chunk(self, block: Block, gpu: int, page: int, size: int) -> None:
+        if size == BLOCK:
+            root, offset = self.take_root(gpu), 0
+            root.block = block
+        else:
+            small, whole = self.with_small[gpu], self.with_whole[gpu]
+            if size == 1 and small:
+                root = small[-1]
+            elif whole:
+                root = whole[-1]
+            else:
+                root = self.take_root(gpu)
+                root.whole = (1 << BLOCK // BIG) - 1
+            if size == 1 and any(root.small.values()):
+                slot = min(s for s, free in root.small.items() if free)
+            else:
+                slot = lowest(root.whole)
+                root.whole &= ~(1 << slot)
+                if size == 1:
+                    root.small[slot] = (1 << BIG) - 1
+            offset = slot * BIG
+            if size == 1:
+                offset += lowest(root.small[slot])
+                root.small[slot] &= root.small[slot] - 1
+            root.chunks[offset] = (size, block, page)
+            if root not in self.new:
+                self.new.append(root)
+                self.enlist(root, None)
+            self.tidy(root)
+        block.chunks.setdefault(gpu, {})[page] = (root, offset)
+
+    def free_chunk(self, block: Block, gpu: int, page: int) -> None:
+        root, offset = block.chunks[gpu].pop(page)
+        if root.block is block:
+            root.block = None
+            self.give_root(root)
+            return
+        size = root.chunks.pop(offset)[0]
+        slot = offset // BIG
+        if size == 1:
+            root.small[slot] |= 1 << offset % BIG
+        if size == BIG or root.small[slot] == (1 << BIG) - 1:
+            root.small.pop(slot, None)
+            root.whole |= 1 << slot
+        if root.chunks:
+            self.enlist(root, USED)
+            self.tidy(root)
+        else:
+            self.give_root(root)
+
+    def populate(self, block: Block, gpu: int, pages: int) -> None:
+        """Chunks under all of the pages, or NeedRoom; what was taken so far stays."""
+        for page, size in block.cut():
+            if span(page, page + size) & pages and page not in block.chunks.get(gpu, {}):
+                self.take_chunk(block, gpu, page, size)
+
+    def evict_oldest(self, gpu: int) -> None:
+        if self.held[gpu]:
+            self.held[gpu] -= 1
+            self.memory.used[gpu] -= BLOCK
+        else:
+            self.evict_root(next(entries[0] for entries in self.lists[gpu] if entries))
+
+    def evict_root(self, root: Root) -> None:
+        """All pages of the chunk go to the CPU, whoever else has copies; the chunk is free."""
+        self.enlist(root, None)
+        self.count["evictions"] += 1
+        self.outcome.bo_evict.append((self.gpus[root.gpu - 1].id, BLOCK))
+        owners = list(root.owners())
+        by_block: dict[int, tuple[Block, int]] = {}
+        for block, page, size in owners:
+            pages = by_block.get(id(block), (block, 0))[1] | span(page, page + size)
+            by_block[id(block)] = (block, pages)
+        for block, pages in by_block.values():
+            pages &= block.resident.get(root.gpu, 0) | block.discarded
+            self.make_resident(block, CPU, pages, EVICTION)
+            self.map_accessors(block, pages)
+            if self.rules.access_counters:
+                self.map_unrevoked(block, root.gpu, pages)
+        for block, page, _ in owners:
+            self.free_chunk(block, root.gpu, page)
+
+    def operation(self, action: Callable[[], Any]) -> Any:
+        """Run the action on a block; a full GPU evicts and it starts again. None: out of memory."""
+        try:
+            while True:
+                try:
+                    return action()
+                except NeedRoom as full:
+                    if not self.memory.make_room(self, full.args[0], BLOCK):
+                        return None
+        finally:
+            taken, self.new = self.new, []
+            for root in taken:
+                self.enlist(root, USED)
+
+    # -- residency
+
+    def regions(self, pages: int, prefetched: int) -> Iterator[tuple[int, int, bool]]:
+        """Runs of pages with one cause, in order."""
+        rows = [(*run, False) for run in runs(pages & ~prefetched)]
+        yield from sorted(rows + [(*run, True) for run in runs(pages & prefetched)])
+
+    def transfer(self, block: Block, source: int, target: int, first: int, outer: int, cause: int) -> None:
+        """A run of pages is copied for a move."""
+        n = outer - first
+        count = self.count
+        count["migrations"] += 1
+        count["migrated_pages"] += n
+        count["pages_to_device" if target else "pages_to_host"] += n
+        if cause == EVICTION:
+            count["evicted_pages"] += n
+        self.pay_copy(source, target, n)
+        base = block.frame * BLOCK
+        ids = [0, *(gpu.id for gpu in self.gpus)]
+        row = (base + first, base + outer - 1, ids[source], ids[target], _CAUSES[cause], n)
+        self.outcome.migr.append(row)
+
+    def pay_copy(self, source: int, target: int, pages: int) -> None:
+        if source and target:
+            self.cost += int(self.peer_ns + self.peer_page_ns * pages)
+        else:
+            self.cost += int(self.move_ns + self.move_page_ns * pages)
+
+    def copy(
+        self, block: Block, target: int, pages: int, cause: int, prefetched: int, duplicate: bool
+    ) -> None:
+        """Copy pages from their closest holders, over the CPU where there is no direct way."""
+        topology, policy = self.topology, block.range
+        while pages:
+            holders = sum(1 << p for p, mask in block.resident.items() if mask & pages)
+            source = topology.closest(holders, target)
+            mine = pages & block.resident[source]
+            pages &= ~mine
+            staged = target != CPU and not topology.can[target] >> source & 1
+            legs = [(source, CPU), (CPU, target)] if staged else [(source, target)]
+            for a, b in legs:
+                for first, outer, ahead in self.regions(mine, prefetched):
+                    region = span(first, outer)
+                    why = PREFETCHER if ahead else cause
+                    if duplicate:
+                        self.count["duplicated_pages"] += outer - first
+                        self.pay_copy(a, b, outer - first)
+                    else:
+                        self.transfer(block, a, b, first, outer, why)
+                    if b != target or cause == EVICTION:
+                        continue
+                    thrashing = block.thrashing
+                    if cause not in (GPU_FAULT, CPU_FAULT) or duplicate or policy.duplication == ENABLED:
+                        self.thrash.reset_region(thrashing, region)
+                    elif ahead or region & ~thrashing.pinned:
+                        self.thrash.record(thrashing, region, target, self.now, revocation=False)
+            if staged and duplicate:
+                block.resident[CPU] = block.resident.get(CPU, 0) | mine
+
+    def make_resident(
+        self,
+        block: Block,
+        target: int,
+        pages: int,
+        cause: int,
+        prefetched: int = 0,
+        *,
+        duplicate: bool = False,
+    ) -> None:
+        """The pages have a copy on the target: the only one, or one more."""
+        if target != CPU:
+            self.populate(block, target, pages)
+        resident = block.resident
+        here, anywhere = resident.get(target, 0), block.anywhere()
+        others = 0
+        for p, mask in resident.items():
+            if p != target:
+                others |= mask
+        held = {p for p, mask in resident.items() if mask}
+        self.count["populated_pages"] += (pages & ~anywhere).bit_count()
+        if duplicate:
+            for p in range(1 + len(self.gpus)):
+                self.unmap(block, pages & anywhere & ~resident.get(p, 0), 1 << p)
+                for table in (block.write, block.atomic):
+                    table[p] = table.get(p, 0) & ~(pages & anywhere)
+            self.copy(block, target, pages & anywhere & ~here, cause, prefetched, True)
+            resident[target] = resident.get(target, 0) | pages
+            block.duplicated |= pages & others
+        else:
+            self.unmap(block, pages & others, -1)
+            self.copy(block, target, pages & others & ~here & ~block.discarded, cause, prefetched, False)
+            self.count["invalidated_pages"] += (pages & others & here).bit_count()
+            for p in resident:
+                if p != target:
+                    resident[p] &= ~pages
+            resident[target] = here | pages
+            block.duplicated &= ~pages
+        if block.full:
+            for p in sorted(held - {CPU, target}):
+                if not resident[p]:
+                    self.enlist(block.chunks[p][0][0], UNUSED)
+            if target != CPU and resident[target]:
+                whole = block.discarded == block.pages
+                self.enlist(block.chunks[target][0][0], DISCARDED if whole else USED)
+
+    def unmap(self, block: Block, pages: int, processors: int) -> None:
+        """Page table entries go; one shootdown for all of them."""
+        paid = False
+        for p in range(1 + len(self.gpus)):
+            if processors >> p & 1 and block.read.get(p, 0) & pages:
+                self.count["unmaps"] += 1
+                paid = True
+                for table in block.tables():
+                    table[p] = table.get(p, 0) & ~pages
+        if paid:
+            self.cost += self.unmap_ns
+
+    # -- mappings (section 3.6)
+
+    def allowed(self, r: Range, processor: int) -> int:
+        """Most that the mapping's protection allows; GPUs are not checked on managed memory."""
+        if processor != CPU or r.prot == 3:
+            return RWA
+        return RO if r.prot & 1 else NO
+
+    def map(self, block: Block, processor: int, page: int, level: int) -> bool:
+        """An entry of at least that protection; whether it is more than there was."""
+        if processor == CPU and level == RW:
+            level = RWA
+        more = block.protection(processor, page) < level
+        for table in block.tables()[:level]:
+            table[processor] = table.get(processor, 0) | 1 << page
+        return more
+
+    def map_serviced(
+        self, block: Block, requester: int, target: int, levels: dict[int, int], pins: int
+    ) -> None:
+        """After service: the requester is mapped, others may lose rights or be mapped too."""
+        topology, policy = self.topology, block.range
+        native = topology.atomics[target]
+        mapped = 0
+        lost: dict[int, int] = {}
+        wanted: dict[int, int] = {}
+        for page in sorted(levels):
+            level = NEEDED[levels[page]]
+            limit = self.allowed(policy, requester)
+            duplicated = block.duplicated >> page & 1
+            if (
+                level == RO
+                and limit > RO
+                and (policy.duplication == DISABLED or (policy.duplication == UNSET and not duplicated))
+                and not block.mapping(RWA, page) & ~native
+            ):
+                level = RW
+            if level == RW and limit == RWA and native >> requester & 1:
+                level = RWA
+            if block.discarded >> page & 1 and levels[page] <= READ:
+                level = RO
+            if duplicated:
+                level = RO
+            wanted[page] = level
+            if level >= RW:
+                block.discarded &= ~(1 << page)
+                keep = 1 << requester
+                if level == RW or native >> requester & 1:
+                    keep |= native
+                down = RO if level == RWA and requester != CPU and not native >> requester & 1 else RW
+                for p in bits(block.mapping(down + 1, page) & ~keep):
+                    lost[p] = lost.get(p, 0) | 1 << page
+                    for table in block.tables()[down:]:
+                        table[p] &= ~(1 << page)
+        for p in sorted(lost):
+            for first, outer in runs(lost[p]):
+                self.count["revocations"] += 1
+                region = span(first, outer)
+                self.thrash.record(block.thrashing, region, p, self.now, revocation=True)
+        for page, level in wanted.items():
+            here = block.resident.get(requester, 0) >> page & 1
+            if not topology.can[requester] >> target & 1 or (block.duplicated >> page & 1 and not here):
+                continue
+            mapped |= self.map(block, requester, page, level) << requester
+            if block.duplicated >> page & 1 or block.discarded >> page & 1:
+                continue
+            users = policy.accessed_by
+            if pins >> page & 1 and block.thrashing.pages:
+                users |= block.thrashing.pages[page].processors
+            users &= topology.reaching(target) & ~(1 << requester)
+            if policy.preferred is not None and policy.preferred != target:
+                users &= ~(1 << policy.preferred)
+            for p in bits(users):
+                other = level
+                if level == RWA:
+                    if native >> requester & 1:
+                        other = RWA if native >> p & 1 else RW
+                    else:
+                        other = RW if requester == CPU else RO
+                other = min(other, self.allowed(policy, p))
+                if other:
+                    mapped |= self.map(block, p, page, other) << p
+        self.count["maps"] += mapped.bit_count()
+
+    def unrevoked(self, block: Block, processor: int, page: int) -> int:
+        """The most that a processor can get without taking rights from another."""
+        holders = block.holders(page)
+        if not holders:
+            return NO
+        limit = self.allowed(block.range, processor)
+        if holders & holders - 1:
+            return min(RO if holders >> processor & 1 else NO, limit)
+        if not self.topology.can[processor] & holders:
+            return NO
+        others = ~(1 << processor)
+        native = self.topology.atomics[lowest(holders)]
+        if not block.mapping(RO, page):
+            return limit
+        if block.mapping(RWA, page) & others & ~native:
+            return min(RO, limit)
+        if native >> processor & 1 or not block.mapping(RW, page) & others:
+            return limit
+        return min(RW, limit)
+
+    def map_unrevoked(self, block: Block, processor: int, pages: int) -> None:
+        """Mappings that nobody faulted for: not of discarded or duplicated pages."""
+        pages &= ~block.discarded & ~(block.duplicated & ~block.resident.get(processor, 0))
+        if block.range.preferred == processor:
+            pages &= block.resident.get(processor, 0)
+        mapped = False
+        for page in bits(pages & block.pages):
+            level = self.unrevoked(block, processor, page)
+            if level > block.protection(processor, page):
+                self.map(block, processor, page, level)
+                mapped = True
+        self.count["maps"] += mapped
+
+    def map_accessors(self, block: Block, pages: int) -> None:
+        if block.range.duplication != ENABLED:
+            for p in bits(block.range.accessed_by):
+                self.map_unrevoked(block, p, pages & ~block.duplicated)
+
+    # -- faults (sections 3.4 and 8.2)
+
+    def service_block(
+        self, block: Block, requester: int, faults: dict[int, int]
+    ) -> tuple[int, int, int, int]:
+        """Serve faults of one processor on one block: (served, throttled pages, until, where)."""
+        topology, rules, policy = self.topology, self.rules, block.range
+        served = throttled = pins = 0
+        until, best = 0, 255
+        targets: dict[int, int] = {}
+        copies = 0
+        levels: dict[int, int] = {}
+        for page in sorted(faults):
+            access = faults[page].bit_length() - 1
+            if block.protection(requester, page) >= NEEDED[access]:
+                served |= 1 << page
+                continue
+            holders = block.holders(page)
+            kind, pin = self.thrash.hint(
+                block.thrashing, page, requester, holders, policy.preferred, self.now
+            )
+            if kind == "THROTTLE":
+                throttled |= 1 << page
+                until = min(until, pin) if until else pin
+                continue
+            if kind == "PIN":
+                pins |= 1 << page
+            _, target, duplicate = select_residency(
+                topology,
+                requester,
+                faults[page],
+                preferred=policy.preferred,
+                accessed_by=policy.accessed_by,
+                duplication=policy.duplication,
+                duplicated=bool(block.duplicated >> page & 1),
+                resident=holders,
+                pin=pin if kind == "PIN" else None,
+                remote_atomics=rules.remote_atomics,
+            )
+            targets[target] = targets.get(target, 0) | 1 << page
+            copies |= duplicate << page
+            levels[page] = access
+            served |= 1 << page
+            best = target
+        prefetched = ahead = 0
+        if len(targets) == 1 and rules.prefetch:
+            (target, pages), = targets.items()
+            prefetched = self.prefetch_pages(block, target, pages)
+            targets[target] |= prefetched
+            if policy.duplication == ENABLED:
+                copies |= prefetched
+            ahead = prefetched & ~block.resident.get(target, 0)
+        cause = GPU_FAULT if requester else CPU_FAULT
+        for target in sorted(targets):
+            pages = targets[target]
+            both = pages & copies & ~block.discarded
+            if both:
+                self.make_resident(block, target, both, cause, prefetched, duplicate=True)
+            if pages & ~both:
+                self.make_resident(block, target, pages & ~both, cause, prefetched)
+            wanted = {page: levels.get(page, PREFETCH) for page in bits(pages)}
+            self.map_serviced(block, requester, target, wanted, pins)
+        self.count["prefetched_pages"] += ahead.bit_count()
+        self.count["pins"] += pins.bit_count()
+        self.count["throttles"] += throttled.bit_count()
+        return served, throttled, until, best
+
+    def prefetch_pages(self, block: Block, target: int, faulted: int) -> int:
+        mask, given = prefetch_hint(
+            block.prefetch,
+            self.rules,
+            start=block.start,
+            outer=block.outer,
+            target=target,
+            resident=block.resident.get(target, 0),
+            touched=block.anywhere() != 0,
+            faulted=faulted,
+            thrashing=block.thrashing.thrashing,
+            preferred=block.range.preferred,
+            cpu_mapped=block.read.get(CPU, 0),
+        )
+        return mask if given else 0
+
+    def deliver(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+        """Faults (processor, page, access 0 to 2) that arrive together, delivered once.
+
+        Returns
+        -------
+        list of (errno, reason, where it was served from)
+        """
+        results: list[tuple[int, str, int]] = []
+        for at in range(0, len(faults), self.rules.batch_size):
+            results += self.batch(faults[at : at + self.rules.batch_size])
+        return results
+
+    def batch(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+        self.count["batches"] += 1
+        self.cost += self.batch_ns + self.fault_ns * len(faults)
+        levels = [(READ, WRITE, ATOMIC_STRONG)[access] for _, _, access in faults]
+        order = sorted(
+            range(len(faults)), key=lambda i: (faults[i][0], faults[i][1], -levels[i], i)
+        )
+        if self.rules.coalesce:
+            entries = [(page, levels[i], p, p) for i, (p, page, _) in enumerate(faults)]
+            leaders = {i: mask for i, mask, _ in coalesce(entries)}
+        else:
+            leaders = {i: 1 << level for i, level in enumerate(levels)}
+        results = [(0, "duplicate", 255)] * len(faults)
+        groups: dict[tuple[int, int], tuple[Block, dict[int, int], dict[int, int]]] = {}
+        last = (-1, -1)
+        for i in order:
+            processor, page, _ = faults[i]
+            if i not in leaders or (processor, page) == last:
+                continue  # a duplicate of the one before it
+            last = (processor, page)
+            r = self.range_at(page)
+            if r is None:
+                results[i] = (-Errno.EFAULT, "no_mapping", 255)
+                continue
+            block = self.block_of(r, page // BLOCK)
+            _, pages, who = groups.setdefault((processor, id(block)), (block, {}, {}))
+            pages[page % BLOCK] = leaders[i]
+            who[page % BLOCK] = i
+        for (processor, _), (block, pages, who) in groups.items():
+            mapped = {
+                page
+                for page, mask in pages.items()
+                if block.protection(processor, page) >= NEEDED[mask.bit_length() - 1]
+            }
+            done = self.operation(lambda b=block, p=processor, f=pages: self.service_block(b, p, f))
+            self.count["replays"] += self.rules.replay_policy == "block"
+            for page, i in who.items():
+                if done is None:
+                    results[i] = (-Errno.ENOMEM, "out_of_memory", 255)
+                elif done[1] >> page & 1:
+                    results[i] = (0, "retry_later", 255)
+                elif page not in mapped:
+                    results[i] = (0, "ok", done[3])
+        self.count["replays"] += self.rules.replay_policy != "block"
+        return results
+
+    # -- touches
+
+    def touched(self, block: Block, processor: int, pages: int) -> None:
+        here = (pages & block.resident.get(processor, 0)).bit_count()
+        self.remote += pages.bit_count() - here
+
+    def access(
+        self, processor: int, first: int, last: int, access: int
+    ) -> tuple[int, str, int, int, int, int]:
+        """A touch until it is served or fatal; results as of the compiled process."""
+        self.remote = self.served = self.dropped = self.page = 0
+        before = self.count["migrated_pages"]
+        self.step(self.now)
+        if processor == CPU:
+            ret, reason = self.touch_cpu(first, last, ATOMIC_STRONG if access else READ)
+        elif not self.gpus[processor - 1].svm:
+            ret, reason, self.page = -Errno.EPERM, "no_svm", first
+        else:
+            level = (READ, WRITE, ATOMIC_STRONG)[access]
+            ret, reason = self.touch_gpu(processor, first, last, level)
+        if self.remote:
+            self.cost += int(self.remote_ns + self.remote_page_ns * self.remote)
+        self.settle()
+        self.moved = self.count["migrated_pages"] - before
+        self.count["faults"] += self.served
+        self.count["duplicates"] += self.dropped
+        return ret, reason, self.served, self.dropped, self.remote, self.page if ret else 0
+
+    def collect(
+        self, processor: int, level: int, page: int, last: int, most: int, *, look: bool = False
+    ) -> tuple[list[tuple[Block, int]], int, int]:
+        """The next faults of a touch: (block, pages) in order, where they end, how many.
+
+        Pages that are mapped are touched on the way, unless it only looks.
+        """
+        chunk: list[tuple[Block, int]] = []
+        found = 0
+        while page <= last and found < most:
+            r = self.range_at(page)
+            if r is None:
+                break
+            frame, low = divmod(page, BLOCK)
+            outer = min(r.last + 1 - frame * BLOCK, last + 1 - frame * BLOCK, BLOCK)
+            block = r.blocks.get(frame)
+            have = block.tables()[NEEDED[level] - 1].get(processor, 0) if block else 0
+            missing = span(low, outer) & ~have
+            while missing.bit_count() > most - found:
+                outer = missing.bit_length() - 1
+                missing &= span(low, outer)
+            if block and not look:
+                self.touched(block, processor, have & span(low, outer))
+            if missing:
+                found += missing.bit_count()
+                if not look:
+                    chunk.append((self.block_of(r, frame), missing))
+            page = frame * BLOCK + outer
+        return chunk, page, found
+
+    def touch_gpu(self, processor: int, first: int, last: int, level: int) -> tuple[int, str]:
+        rules, page = self.rules, first
+        flush = rules.replay_policy == "batch_flush"
+        while page <= last:
+            if self.range_at(page) is None:
+                self.page = page
+                return -Errno.EFAULT, "no_mapping"
+            end, total, size = last, 0, min(rules.batch_size, rules.outstanding)
+            if not flush:  # what is in the buffer now is served first
+                _, end, total = self.collect(
+                    processor, level, page, last, rules.outstanding, look=True
+                )
+                end -= 1
+            served = batches = throttled = 0
+            while batches < rules.max_batches and throttled < rules.max_throttled:
+                chunk, page, found = self.collect(processor, level, page, end, size)
+                if not chunk:
+                    break
+                batches += 1
+                served += found
+                self.settle()
+                self.step(self.now)
+                ret, reason, held = self.serve(processor, level, chunk)
+                if ret:
+                    return ret, reason
+                throttled += held
+            if batches:
+                self.count["services"] += 1
+                self.count["replays"] += rules.replay_policy == "once"
+            if not flush:
+                self.dropped += max(total - served, 0)
+        return 0, "ok"
+
+    def serve(
+        self, processor: int, level: int, chunk: list[tuple[Block, int]]
+    ) -> tuple[int, str, bool]:
+        """One batch of a touch, again for its throttled pages until all are served."""
+        waiting, held = chunk, False
+        for _ in range(RETRIES):
+            until, again = 0, []
+            count = sum(pages.bit_count() for _, pages in waiting)
+            self.count["batches"] += 1
+            self.cost += self.batch_ns + self.fault_ns * count
+            for block, pages in waiting:
+                done = self.operation(
+                    lambda b=block, f=pages: self.service_block(
+                        b, processor, dict.fromkeys(bits(f), 1 << level)
+                    )
+                )
+                self.count["replays"] += self.rules.replay_policy == "block"
+                if done is None:
+                    self.page = block.frame * BLOCK + lowest(pages)
+                    return -Errno.ENOMEM, "out_of_memory", held
+                served, throttled, end, _ = done
+                self.touched(block, processor, served)
+                self.served += served.bit_count()
+                if throttled:
+                    self.dropped += throttled.bit_count()
+                    until = min(until, end) if until else end
+                    again.append((block, throttled))
+            self.count["replays"] += self.rules.replay_policy in ("batch", "batch_flush")
+            if not again:
+                return 0, "ok", held
+            self.wait(until)
+            waiting, held = again, True
+        self.page = waiting[0][0].frame * BLOCK + lowest(waiting[0][1])
+        return -Errno.ELOOP, "never_resolves", held
+
+    def wait(self, until: int) -> None:
+        """A throttled fault comes again when its time is over."""
+        self.settle()
+        self.step(until if until > self.now else self.now + 64)
+
+    def touch_cpu(self, first: int, last: int, level: int) -> tuple[int, str]:
+        """A CPU faults page by page (section 8.2)."""
+        page, tries = first, 0
+        while page <= last:
+            r = self.range_at(page)
+            self.page = page
+            if r is None:
+                return -Errno.EFAULT, "no_mapping"
+            if self.allowed(r, CPU) < NEEDED[level]:
+                return -Errno.EPERM, "permission"
+            before = page
+            chunk, after, _ = self.collect(CPU, level, page, min(last, r.last), 1)
+            if not chunk:
+                page = after
+                continue
+            self.settle()
+            self.step(self.now)
+            ((block, pages),) = chunk
+            self.page = block.frame * BLOCK + lowest(pages)
+            tries = tries + 1 if before == self.page else 1
+            self.cost += self.batch_ns + self.fault_ns
+            done = self.operation(
+                lambda b=block, f=pages: self.service_block(b, CPU, {lowest(f): 1 << level})
+            )
+            if done is None:
+                return -Errno.ENOMEM, "out_of_memory"
+            served, throttled, until, _ = done
+            if throttled:
+                if tries == RETRIES:
+                    return -Errno.ELOOP, "never_resolves"
+                self.dropped += 1
+                self.wait(until)
+                page = self.page
+            else:
+                self.served += 1
+                self.touched(block, CPU, served)
+                page = after
+        return 0, "ok"
+
+    # -- mappings
+
+    def mmap(self, first: int, last: int, prot: str = "rw", kind: str = "anon") -> int:
+        if kind != "anon":
+            return -Errno.EOPNOTSUPP
+        if self.span_of(first, last):
+            return -Errno.EEXIST
+        self.ranges_by_start[first] = Range(first, last, ("r" in prot) | ("w" in prot) << 1)
+        return 0
+
+    def cut_at(self, page: int, differs: Callable[[Range], bool] = lambda r: True) -> None:
+        r = self.range_at(page)
+        if r is not None and r.first < page and differs(r):
+            self.split(r, page)
+
+    def munmap(self, first: int, last: int) -> int:
+        self.cut_at(first)
+        self.cut_at(last + 1)
+        for r in self.span_of(first, last):
+            for frame in sorted(r.blocks):
+                block = r.blocks[frame]
+                self.thrash.forget(block.thrashing)
+                for gpu in sorted(block.chunks):
+                    for page in sorted(block.chunks[gpu]):
+                        self.free_chunk(block, gpu, page)
+            del self.ranges_by_start[r.first]
+        return 0
+
+    def mprotect(self, first: int, last: int, prot: str) -> int:
+        code, page = ("r" in prot) | ("w" in prot) << 1, first
+        while page <= last:
+            r = self.range_at(page)
+            if r is None:
+                return -Errno.ENOMEM
+            if r.prot != code:
+                self.cut_at(page)
+                self.cut_at(last + 1)
+                r = self.range_at(page)
+                assert r is not None
+                r.prot = code
+                for block, pages in self.blocks_in(r, page, last, make=False):
+                    if not code & 1:
+                        self.unmap(block, pages, 1 << CPU)
+                    elif not code & 2:
+                        for table in (block.write, block.atomic):
+                            table[CPU] = table.get(CPU, 0) & ~pages
+            page = r.last + 1
+        return 0
+
+    def invalidate(self, first: int, last: int) -> int:
+        for r in self.span_of(first, last):
+            for block, pages in self.blocks_in(r, first, last, make=False):
+                self.unmap(block, pages, 1 << CPU)
+        return 0
+
+    # -- advice and migration (sections 2 and 8.1)
+
+    def home(self, processor: int) -> int:
+        """An integrated GPU's memory is the CPU's."""
+        return processor if self.topology.memory >> processor & 1 else CPU
+
+    def advise(self, word: str, on: bool, first: int, last: int, processor: int = 0) -> int:
+        """Advice by its neutral word; words that mean nothing here change nothing."""
+        if not self.covered(first, last):
+            return -Errno.EFAULT
+        if word == "discard":
+            for r in self.span_of(first, last):
+                for block, pages in self.blocks_in(r, first, last, make=False):
+                    self.discard_block(block, pages)
+        elif word == "preferred_location":
+            self.set_preferred(first, last, self.home(processor) if on else None)
+        elif word in ("accessed_by", "access_in_place"):
+            self.set_accessed_by(first, last, processor, on)
+        elif word == "read_mostly":
+            self.set_duplication(first, last, ENABLED if on else DISABLED)
+        return 0
+
+    def change(
+        self, first: int, last: int, differs: Callable[[Range], bool]
+    ) -> Iterator[tuple[Range, list[Block]]]:
+        """Ranges that advice changes, cut at its ends, with their blocks."""
+        self.cut_at(first, differs)
+        self.cut_at(last + 1, differs)
+        for r in self.span_of(first, last):
+            if differs(r):
+                yield r, [r.blocks[frame] for frame in sorted(r.blocks)]
+
+    def set_preferred(self, first: int, last: int, place: int | None) -> None:
+        for r, blocks in self.change(first, last, lambda r: r.preferred != place):
+            before, r.preferred = r.preferred, place
+            if r.duplication == ENABLED:
+                continue
+            for block in blocks:
+                if before is not None and r.accessed_by >> before & 1:
+                    self.map_unrevoked(block, before, block.pages & ~block.duplicated)
+                if place is not None:
+                    self.unmap(block, block.pages & ~block.resident.get(place, 0), 1 << place)
+
+    def set_accessed_by(self, first: int, last: int, processor: int, on: bool) -> None:
+        for r, blocks in self.change(first, last, lambda r: r.accessed_by >> processor & 1 != on):
+            r.accessed_by ^= 1 << processor
+            if on and r.duplication != ENABLED:
+                for block in blocks:
+                    self.map_unrevoked(block, processor, block.pages & ~block.duplicated)
+
+    def set_duplication(self, first: int, last: int, value: int) -> None:
+        for r, blocks in self.change(first, last, lambda r: r.duplication != value):
+            r.duplication = value
+            for block in blocks:
+                if value == DISABLED:
+                    self.collapse(block, block.pages)
+                    self.map_accessors(block, block.pages)
+                    continue
+                for p in range(1 + len(self.gpus)):
+                    own = block.resident.get(p, 0)
+                    for table in (block.write, block.atomic):
+                        table[p] = table.get(p, 0) & ~own
+                    self.unmap(block, block.anywhere() & ~own, 1 << p)
+
+    def collapse(self, block: Block, pages: int) -> None:
+        """Of several copies one stays: the preferred location's, else the lowest processor's."""
+        pages &= block.duplicated
+        preferred = block.range.preferred
+        order = [*([] if preferred is None else [preferred]), *sorted(block.resident)]
+        for p in order:
+            mine = pages & block.resident.get(p, 0)
+            pages &= ~mine
+            if mine:
+                self.make_resident(block, p, mine, ADVICE)
+
+    def discard_block(self, block: Block, pages: int) -> None:
+        """The contents are not needed any more; with the driver's UNMAP flag."""
+        self.collapse(block, pages)
+        pages &= block.anywhere() | block.discarded
+        block.discarded |= pages
+        self.unmap(block, pages, -1)
+        for gpu in sorted(block.resident):
+            had = block.resident[gpu]
+            block.resident[gpu] &= ~pages
+            if block.full and gpu != CPU and had and not block.resident[gpu]:
+                self.enlist(block.chunks[gpu][0][0], UNUSED)
+
+    def prefetch(self, first: int, last: int, processor: int) -> int:
+        """Pages move to a processor's memory now (the migrate call)."""
+        if not self.covered(first, last):
+            return -Errno.EFAULT
+        target = self.home(processor)
+        for r in self.span_of(first, last):
+            list(self.blocks_in(r, first, last, make=True))
+        several = sum(1 for r in self.span_of(first, last) for _ in self.blocks_in(r, first, last, make=False)) > 1
+        for maps in (False, True) if several else (True,):
+            for r in self.span_of(first, last):
+                for block, pages in self.blocks_in(r, first, last, make=False):
+                    done = self.operation(
+                        lambda b=block, m=pages, f=maps: self.migrate_block(b, m, target, f)
+                    )
+                    if done is None:
+                        return -Errno.ENOMEM
+        return 0
+
+    def migrate_block(self, block: Block, pages: int, target: int, maps: bool) -> bool:
+        policy = block.range
+        gone = block.discarded & pages
+        if policy.duplication == ENABLED:
+            if pages & ~gone:
+                self.make_resident(block, target, pages & ~gone, USER, duplicate=True)
+            if gone:
+                home = target if policy.preferred is None else policy.preferred
+                self.make_resident(block, home, gone, USER)
+        else:
+            self.make_resident(block, target, pages, USER)
+        block.discarded &= ~pages
+        if maps:
+            self.map_unrevoked(block, target, pages)
+            self.map_accessors(block, pages)
+        return True
+
+    def evict(self, page: int) -> int:
+        """Memory pressure takes the chunk under a page; -ENOENT without one."""
+        r = self.range_at(page)
+        block = r.blocks.get(page // BLOCK) if r else None
+        if block:
+            for gpu in sorted(block.chunks):
+                for first, size in block.cut():
+                    if first <= page % BLOCK < first + size and first in block.chunks[gpu]:
+                        self.evict_root(block.chunks[gpu][first][0])
+                        return 0
+        return -Errno.ENOENT
+
+    # -- views
+
+    def explain(self, page: int, processor: int, access: int) -> tuple[str, int]:
+        """The rule that decides a touch now, and the place (-1: none); nothing changes."""
+        level = (READ, WRITE, ATOMIC_STRONG)[access]
+        if processor == CPU and access:
+            level = ATOMIC_STRONG
+        r = self.range_at(page)
+        if r is None:
+            return "no mapping", -1
+        if self.allowed(r, processor) < NEEDED[level]:
+            return "protection", -1
+        block = self.block_of(r, page // BLOCK) if page // BLOCK in r.blocks else Block(0, 0, BLOCK, r)
+        bit = page % BLOCK
+        holders = block.holders(bit)
+        if block.protection(processor, bit) >= NEEDED[level]:
+            return "mapped", self.topology.closest(holders, processor)
+        known = (block.thrashing.pages or {}).get(bit, ThrashingPage())
+        if known.throttled >> processor & 1 and self.now < known.end and processor != known.favoured:
+            return "throttled", -1
+        rule, place, _ = select_residency(
+            self.topology,
+            processor,
+            1 << level,
+            preferred=r.preferred,
+            accessed_by=r.accessed_by,
+            duplication=r.duplication,
+            duplicated=bool(block.duplicated >> bit & 1),
+            resident=holders,
+            pin=known.pin_at if known.pinned else None,
+            remote_atomics=self.rules.remote_atomics,
+        )
+        return rule, place
+
+    def copies(self, page: int) -> int:
+        """Processors with a copy of a page."""
+        r = self.range_at(page)
+        block = r.blocks.get(page // BLOCK) if r else None
+        return block.holders(page % BLOCK) if block else 0
+
+    def ranges(self) -> list[tuple[int, int, int, int, int, int]]:
+        """(first, last, protection, preferred or -1, accessed by, read duplication) of each."""
+        return [
+            (r.first, r.last, r.prot, -1 if r.preferred is None else r.preferred, r.accessed_by, r.duplication)
+            for r in self.ranges_by_start.values()
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides what happens next, in plain values."""
+        blocks = {}
+        for block in self.all_blocks():
+            thrashing = block.thrashing
+            pages = None
+            if thrashing.pages is not None:
+                pages = {
+                    n: tuple(vars(p).values()) for n, p in sorted(thrashing.pages.items()) if p != ThrashingPage()
+                }
+            blocks[block.frame * BLOCK + block.start] = {
+                "outer": block.outer,
+                "resident": _nonzero(block.resident),
+                "tables": [_nonzero(table) for table in block.tables()],
+                "duplicated": block.duplicated,
+                "discarded": block.discarded,
+                "chunks": {
+                    gpu: sorted((page, offset) for page, (_, offset) in chunks.items())
+                    for gpu, chunks in sorted(block.chunks.items())
+                    if chunks
+                },
+                "prefetch": (block.prefetch.last, block.prefetch.faults),
+                "thrashing": (
+                    thrashing.thrashing,
+                    thrashing.pinned,
+                    thrashing.processor,
+                    thrashing.stamp,
+                    thrashing.last_thrashing,
+                    thrashing.resets,
+                    thrashing.pins,
+                    pages,
+                ),
+            }
+        where = {b.thrashing: b.frame * BLOCK + b.start for b in self.all_blocks()}
+        return {
+            "now": self.now,
+            "cost": self.cost,
+            "ranges": self.ranges(),
+            "blocks": blocks,
+            "lists": {
+                gpu: [[self.root_key(root) + (root.age,) for root in entries] for entries in lists]
+                for gpu, lists in self.lists.items()
+            },
+            "stacks": {
+                gpu: [[self.root_key(root) for root in stack] for stack in (self.with_whole[gpu], self.with_small[gpu])]
+                for gpu in self.held
+            },
+            "held": dict(self.held),
+            "queue": [(deadline, where[block], page) for deadline, block, page in self.thrash.queue],
+            "lapse": (self.thrash.lapse, self.thrash.votes, self.thrash.timer),
+            "count": dict(self.count),
+            "used": {gpu: self.memory.used.get(gpu, 0) for gpu in self.held},
+        }
+
+    @staticmethod
+    def root_key(root: Root) -> tuple[Any, ...]:
+        """What a chunk is, by what lies in it."""
+        return tuple(
+            (offset, size, block.frame * BLOCK + page)
+            for offset, size, block, page in (
+                [(0, BLOCK, root.block, 0)]
+                if root.block is not None
+                else [(o, *root.chunks[o]) for o in sorted(root.chunks)]
+            )
+        )
+
+    def check(self) -> None:
+        """Invariants of section 1 and of device memory."""
+        total = dict.fromkeys(self.held, 0)
+        for block in self.all_blocks():
+            anywhere, several = block.anywhere(), 0
+            seen = 0
+            for p, mask in block.resident.items():
+                assert not mask & ~block.pages
+                several |= seen & mask
+                seen |= mask
+                if p:
+                    total[p] += mask.bit_count()
+                    under = sum(
+                        span(page, page + size)
+                        for page, size in block.cut()
+                        if page in block.chunks.get(p, {})
+                    )
+                    assert not mask & ~under, "resident pages are populated"
+            assert several == block.duplicated, "duplicated pages have several copies"
+            for p in range(1 + len(self.gpus)):
+                read, write, atomic = (table.get(p, 0) for table in block.tables())
+                assert not atomic & ~write and not write & ~read, "more rights without less"
+                assert not read & ~anywhere, "a mapped page is somewhere"
+                assert not write & block.duplicated, "a duplicate is read-only"
+                assert not read & block.duplicated & ~block.resident.get(p, 0)
+        for gpu, pages in total.items():
+            assert pages <= self.gpus[gpu - 1].vram_pages, "more pages than memory"
+            assert self.memory.used.get(gpu, 0) <= max(self.gpus[gpu - 1].vram_pages, 0)
+
+
+def _nonzero(masks: dict[int, int]) -> dict[int, int]:
+    return {p: mask for p, mask in sorted(masks.items()) if mask}
