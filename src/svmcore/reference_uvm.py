@@ -1125,7 +1125,7 @@ class UvmReference:
                 for p in bits(block.mapping(down + 1, page) & ~keep):
                     lost[p] = lost.get(p, 0) | 1 << page
                     for table in block.tables()[down:]:
-                        table[p] &= ~(1 << page)
+                        table[p] = table.get(p, 0) & ~(1 << page)
         for p in sorted(lost):
             for first, outer in runs(lost[p]):
                 self.count["revocations"] += 1
