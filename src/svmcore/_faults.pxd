@@ -35,6 +35,7 @@ cdef enum reason_t:
     REASON_NEVER_RESOLVES
     REASON_BUS_ERROR
     REASON_NO_MEMORY     # of the model, not of a device: nothing was changed
+    REASON_OUT_OF_MEMORY # of a device, with nothing to evict
 
 cdef enum event_kind:
     EVENT_MIGRATE        # first, last, from, to, cause = trigger, value = pages moved
@@ -100,6 +101,8 @@ cdef struct costs_t:
     double move_page_ns
     double remote_ns             # latency of one remote access record
     double remote_page_ns
+    double peer_ns               # latency of one transfer between GPUs
+    double peer_page_ns
 
 cdef struct engine_t:
     residency_t* res

@@ -44,6 +44,7 @@ REASONS = (
     "never_resolves",
     "bus_error",
     "no_memory",
+    "out_of_memory",
 )
 
 
@@ -104,7 +105,10 @@ cdef void engine_moved(engine_t* e, uint64_t first, uint64_t last, uint8_t sourc
             e.counters.pages_to_host += moved
         if trigger == TRIGGER_EVICTION:
             e.counters.evicted_pages += moved
-        e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
+        if source and target:
+            e.cost_ns += <uint64_t>(e.costs.peer_ns + e.costs.peer_page_ns * <double>moved)
+        else:
+            e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
     engine_log(e, EVENT_MIGRATE, first, last, source, target, <uint8_t>trigger, moved)
 
 

@@ -102,7 +102,8 @@ cdef class Process:
             0 the CPU, 1 + i GPU i.
         first, last : int
             Pages, inclusive.
-        write : bool
+        write : bool or int
+            Or the access of a record: 0 read, 1 write, 2 atomic.
 
         Returns
         -------
@@ -117,7 +118,7 @@ cdef class Process:
         memset(&out, 0, sizeof(touch_t))
         out.best = NOWHERE
         out.reason = REASON_OK
-        self.ops.touch(self.state, processor, first, last, bool(write), &out)
+        self.ops.touch(self.state, processor, first, last, int(write), &out)
         self.moved = out.moved
         return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
@@ -135,6 +136,8 @@ cdef class Process:
         self.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
         self.engine.costs.remote_ns = costs.remote_access_ns
         self.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
+        self.engine.costs.peer_ns = costs.peer_latency_ns
+        self.engine.costs.peer_page_ns = 4096e9 / costs.peer_bytes_per_s
 
     def settle(self):
         """Let the cost of the operation pass: the clock moves on by it."""

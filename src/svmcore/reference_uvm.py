@@ -776,7 +776,7 @@ class UvmReference:
             other.duplicated, other.discarded = block.duplicated & other.pages, block.discarded & other.pages
             block.duplicated &= block.pages
             block.discarded &= block.pages
-            for gpu in list(block.chunks):
+            for gpu in sorted(block.chunks):
                 self.split_chunks(block, other, gpu, before)
 
     def split_chunks(self, block: Block, other: Block, gpu: int, before: list[tuple[int, int]]) -> None:
@@ -1287,6 +1287,9 @@ class UvmReference:
         results: list[tuple[int, str, int]] = []
         for at in range(0, len(faults), self.rules.batch_size):
             results += self.batch(faults[at : at + self.rules.batch_size])
+        for _, reason, _ in results:
+            self.count["faults"] += reason == "ok"
+            self.count["duplicates"] += reason in ("duplicate", "retry_later")
         return results
 
     def batch(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
@@ -1652,12 +1655,13 @@ class UvmReference:
         if not self.covered(first, last):
             return -Errno.EFAULT
         target = self.home(processor)
-        for r in self.span_of(first, last):
-            list(self.blocks_in(r, first, last, make=True))
-        several = sum(1 for r in self.span_of(first, last) for _ in self.blocks_in(r, first, last, make=False)) > 1
+        several = 1 < sum(
+            min(last, r.last) // BLOCK - max(first, r.first) // BLOCK + 1
+            for r in self.span_of(first, last)
+        )
         for maps in (False, True) if several else (True,):
             for r in self.span_of(first, last):
-                for block, pages in self.blocks_in(r, first, last, make=False):
+                for block, pages in self.blocks_in(r, first, last, make=True):
                     done = self.operation(
                         lambda b=block, m=pages, f=maps: self.migrate_block(b, m, target, f)
                     )
@@ -1741,7 +1745,7 @@ class UvmReference:
             for r in self.ranges_by_start.values()
         ]
 
-    def state(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Everything that decides what happens next, in plain values."""
         blocks = {}
         for block in self.all_blocks():

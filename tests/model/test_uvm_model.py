@@ -172,7 +172,7 @@ class Pair:
         if outcomes[0] != outcomes[1]:
             wrong.append(("outcome", *outcomes))
         for one, other in zip(self.references, self.compiled, strict=True):
-            a, b = one.state(), other.state()
+            a, b = one.snapshot(), other.snapshot()
             wrong += [
                 (f"state {key}", a[key], b[key]) for key in a if a[key] != b[key]
             ]
@@ -264,7 +264,7 @@ class Pair:
         elif len(self.compiled) == 1:  # the state goes through its tables
             process = UvmProcess(self.gpus, self.rules)
             unpack(process, pack(self.compiled[0]))
-            assert process.state() == self.compiled[0].state()
+            assert process.snapshot() == self.compiled[0].snapshot()
             self.compiled[0] = process
 
 
