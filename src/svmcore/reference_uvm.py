@@ -1543,8 +1543,8 @@ class UvmReference:
             if r is None:
                 return -Errno.ENOMEM
             if r.prot != code:
-                self.cut_at(page)
-                self.cut_at(last + 1)
+                for at in (page, last + 1):
+                    self.cut_at(at, lambda r: r.prot != code)
                 r = self.range_at(page)
                 assert r is not None
                 r.prot = code

@@ -1224,6 +1224,9 @@ cdef bint populate(uvm_t* p, uint32_t block, uint32_t gpu, const uint64_t* pages
         if not cut_no(p, place.chunk).chunks[piece] and meets_span(pages, page, page + size):
             chunk = take_part(p, block, gpu, page, size)
             if not chunk:
+                if not cut_no(p, place.chunk).used:
+                    pool_give(&p.cuts, place.chunk)
+                    place.chunk = 0
                 return False
             cut_no(p, place.chunk).chunks[piece] = chunk
             cut_no(p, place.chunk).used += 1
