@@ -25,6 +25,7 @@ from .errors import (
     AddressError,
     Errno,
     InvalidArgumentError,
+    NotSupportedError,
     OutOfMemoryError,
     OverflowAddressError,
     StateFileError,
@@ -455,6 +456,7 @@ class Space:
         ------
         KFD ``svm_range_set_attr``; cases ``kfd_d01`` to ``kfd_d19``.
         """
+        self._needs("set_attr", "set KFD attributes; advise() gives advice to any policy")
         pairs = self._attributes(attrs)
         self._check_span(addr, size)
         self.process.step(self._time(t_ns))
@@ -479,6 +481,7 @@ class Space:
             ``any_flags`` set on any, ``granularity`` (the least), and ``access``:
             GPU name -> ``access``, ``access_in_place`` or ``no_access``.
         """
+        self._needs("get_attr", "get KFD attributes; ranges() tells what it knows")
         self._check_span(addr, size)
         gpus = self.machine.gpus
         wanted = [
@@ -513,7 +516,15 @@ class Space:
 
         A prefetch to a full device is no error: nothing moves (section 5).
         """
-        return self.set_attr(addr, size, [(Attribute.PREFETCH_LOC, to)], t_ns)
+        if not hasattr(self.process, "prefetch"):
+            return self.set_attr(addr, size, [(Attribute.PREFETCH_LOC, to)], t_ns)
+        first, last = self._pages(addr, size)
+        processor = self._processor(to)
+        self.process.step(self._time(t_ns))
+        ret = self.process.prefetch(first, last, processor)
+        self.process.settle()
+        self._raise(ret, f"prefetch {addr:#x} of {size:#x} bytes")
+        return self.now_ns
 
     def advise(
         self,
@@ -546,6 +557,8 @@ class Space:
         from .advice import ALIASES, KFD_ATTRIBUTE, WORDS, meaning_of
 
         meaning = meaning_of(advice)
+        if self.policy.ADVICE:
+            return self._advise(addr, size, advice, location, value, t_ns)
         if meaning is None or meaning not in KFD_ATTRIBUTE:
             known = ", ".join(
                 sorted([*WORDS.keys() & {word for word, _ in KFD_ATTRIBUTE}, *ALIASES])
@@ -562,6 +575,48 @@ class Space:
             needed = "location" if located else "value"
             raise InvalidArgumentError(f"advice {advice}: {needed} is missing")
         return self.set_attr(addr, size, [(attribute, argument)], t_ns)
+
+    def _advise(
+        self,
+        addr: int,
+        size: int,
+        advice: str,
+        location: str | None,
+        value: int | None,
+        t_ns: int | None,
+    ) -> int:
+        """Advice to a policy that takes it by its neutral word."""
+        from .advice import WORDS, meaning_of
+
+        meaning = meaning_of(advice)
+        if meaning is None or meaning.word not in self.policy.ADVICE:
+            known = [
+                *self.policy.ADVICE,
+                *(f"unset_{word}" for word in self.policy.ADVICE if WORDS[word].unset),
+            ]
+            raise InvalidArgumentError(f"advice {advice!r}: expected one of {', '.join(known)}")
+        word, on = meaning
+        # A preferred location is taken back whatever it is.
+        located = WORDS[word].location and (on or word != "preferred_location")
+        if located and location is None:
+            raise InvalidArgumentError(f"advice {advice}: location is missing")
+        if value is not None or (location is not None and not WORDS[word].location):
+            raise InvalidArgumentError(
+                f"advice {advice}: expected {'no value' if located else 'no location and no value'}"
+            )
+        first, last = self._pages(addr, size)
+        processor = 0 if location is None else self._processor(location)
+        if word == "prefetch":
+            return self.prefetch(addr, size, str(location), t_ns)
+        self.process.step(self._time(t_ns))
+        ret = self.process.advise(word, on, first, last, processor)
+        self.process.settle()
+        self._raise(ret, f"advice {advice} at {addr:#x} of {size:#x} bytes")
+        return self.now_ns
+
+    def _needs(self, name: str, what: str) -> None:
+        if not hasattr(self.process, name):
+            raise NotSupportedError(f"policy {self.policy.name}: cannot {what}")
 
     @property
     def xnack(self) -> bool:
@@ -581,6 +636,7 @@ class Space:
         InvalidArgumentError
             If it is none of these.
         """
+        self._needs("set_xnack", "switch retried faults off")
         switch = SWITCHES.get(str(on).lower())
         if switch is None:
             raise InvalidArgumentError(f"xnack {on!r}: expected on or off")
@@ -857,8 +913,10 @@ class Space:
 
     # ---- views -----------------------------------------------------------------------
 
-    def ranges(self) -> list[RangeInfo]:
-        """Every range in address order."""
+    def ranges(self) -> list[Any]:
+        """Every range in address order: of :class:`RangeInfo`, or as the policy tells them."""
+        if hasattr(self.policy, "ranges"):
+            return self.policy.ranges(self.process)  # type: ignore[no-any-return]
         return [self._range_info(row) for row in self.process.ranges()]
 
     def residency(self, addr: int, size: int) -> list[tuple[int, int, str]]:
@@ -868,7 +926,8 @@ class Space:
         -------
         list of (start, size, where)
             Bytes, whole pages, in order; *where* is ``"cpu"``, ``"gpu0"`` ... or
-            ``"absent"`` for pages that nobody touched yet. Neighbours differ.
+            ``"absent"`` for pages that nobody touched yet, and ``"cpu+gpu0"`` where there
+            are copies. Neighbours differ.
 
         Complexity
         ----------
@@ -876,14 +935,22 @@ class Space:
         """
         first, last = pages_of(addr, size)
         runs: list[tuple[int, int, str]] = []
-        start, where = first, self.process.where(first)
+        start, where = first, self._place(first)
         for page in range(first + 1, last + 2):
-            here = self.process.where(page) if page <= last else None
+            here = self._place(page) if page <= last else ""
             if here != where:
-                name = "absent" if where < 0 else _processor_name(where)
-                runs.append((start << PAGE_SHIFT, (page - start) << PAGE_SHIFT, name))
+                runs.append((start << PAGE_SHIFT, (page - start) << PAGE_SHIFT, where))
                 start, where = page, here
         return runs
+
+    def _place(self, page: int) -> str:
+        copies = getattr(self.process, "copies", None)
+        if copies is not None:
+            mask = copies(page)
+            names = [_processor_name(p) for p in range(mask.bit_length()) if mask >> p & 1]
+            return "+".join(names) or "absent"
+        where = self.process.where(page)
+        return "absent" if where < 0 else _processor_name(where)
 
     def explain(self, addr: int, by: str = "gpu0", write: bool = False) -> Explanation:
         """Which rule decides a touch of *addr*, and what it would do; changes nothing.
@@ -902,7 +969,12 @@ class Space:
         """
         page, _ = pages_of(addr, 1)
         processor = self._processor(by)
-        rule, text, location, window = self._decide(page, processor, write)
+        if hasattr(self.policy, "explain"):
+            rule, text, location, window = self.policy.explain(
+                self.process, page, processor, int(write)
+            )
+        else:
+            rule, text, location, window = self._decide(page, processor, write)
         return Explanation(addr, by, rule, text, location, window)
 
     def counters(self) -> dict[str, int]:
@@ -924,7 +996,7 @@ class Space:
             "bytes_to_host": totals["pages_to_host"] * PAGE_SIZE,
             "evictions": totals["evictions"],
             "evicted_bytes": totals["evicted_pages"] * PAGE_SIZE,
-            "duplicated_bytes": 0,
+            "duplicated_bytes": self.process.work().get("duplicated_pages", 0) * PAGE_SIZE,
             "remote_accesses": sum(p["remote_pages"] for p in processors),
             "pages_touched": sum(p["pages_touched"] for p in processors),
             "unmaps": totals["unmaps"],

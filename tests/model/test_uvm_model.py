@@ -142,13 +142,13 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
-        costs = Costs() if c.number(0, 3) else Costs(unmap_ns=0, migrate_latency_ns=0)
+        self.costs = Costs() if c.number(0, 3) else Costs(unmap_ns=0, migrate_latency_ns=0)
         memory, node = Memory(), Node()
         processes = c.pick((1, 1, 2))
         self.references = [UvmReference(self.gpus, self.rules, memory) for _ in range(processes)]
         self.compiled = [UvmProcess(self.gpus, self.rules, node) for _ in range(processes)]
         for process in (*self.references, *self.compiled):
-            process.set_costs(costs)
+            process.set_costs(self.costs)
         self.last = self.base
         self.log: list[str] = [f"{self.gpus} {self.rules} base {self.base}"]
         for which in range(processes):
@@ -263,6 +263,7 @@ class Pair:
             self.run(which, name, first, last, *prot)
         elif len(self.compiled) == 1:  # the state goes through its tables
             process = UvmProcess(self.gpus, self.rules)
+            process.set_costs(self.costs)
             unpack(process, pack(self.compiled[0]))
             assert process.snapshot() == self.compiled[0].snapshot()
             self.compiled[0] = process

@@ -235,6 +235,7 @@ cdef class UvmProcess(Process):
     cdef object __weakref__
     cdef readonly object rules
     cdef object result
+    cdef uint32_t made(self, uint64_t page) except 0
 
 # For what saves and loads a process.
 cdef void* pool_at(pool_t* pool, uint32_t number) noexcept nogil
@@ -246,4 +247,7 @@ cdef uint32_t uvm_make_block(uvm_t* p, uint32_t number, uint64_t frame) noexcept
 cdef place_t* uvm_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil
 cdef place_t* uvm_make_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil
 cdef int uvm_map(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil
-cdef int uvm_split(uvm_t* p, uint32_t number, uint64_t page) noexcept nogil
+cdef bint uvm_touched(uvm_t* p, uint32_t number) noexcept nogil
+cdef bint uvm_reserve_block(uvm_t* p, uint32_t number) noexcept nogil
+cdef uint32_t uvm_piece(const block_t* b, uint32_t piece, uint32_t* size) noexcept nogil
+cdef void uvm_stack(uvm_t* p, uint32_t number, uint32_t which, bint on) noexcept nogil

@@ -112,6 +112,12 @@ cdef enum hint_t:
     HINT_PIN = 1
     HINT_THROTTLE = 2
 
+# What asks where a page goes. Faults do here; vector files know the others too.
+cdef enum decision_t:
+    BY_FAULT = 0
+    BY_COUNTER = 1         # an access counter
+    BY_FOREIGNER = 2       # a touch by another process than the owner
+
 cdef enum list_t:
     LIST_UNUSED = 0
     LIST_DISCARDED = 1
@@ -132,6 +138,7 @@ RULES = {
     7: "7 accessed by",
     8: "8 native atomics",
     9: "9 preferred location",
+    10: "10 foreign process",
     11: "11 requester",
 }
 
@@ -424,7 +431,12 @@ cdef inline uint32_t uvm_block_at(uvm_t* p, uint32_t number, uint64_t frame) noe
     return block
 
 
-cdef bint reserve_block(uvm_t* p, uint32_t number) noexcept nogil:
+cdef inline bint uvm_touched(uvm_t* p, uint32_t number) noexcept nogil:
+    """A block was made where the range lies, at some time."""
+    return arena_no(p, range_no(p, number).arena).table != NULL
+
+
+cdef bint uvm_reserve_block(uvm_t* p, uint32_t number) noexcept nogil:
     """Room for one more block of the range."""
     cdef arena_t* arena = arena_no(p, range_no(p, number).arena)
     if arena.table == NULL:
@@ -950,8 +962,9 @@ cdef void uvm_step(uvm_t* p) noexcept nogil:
 
 cdef uint32_t select_residency(uvm_t* p, const range_t* r, uint32_t requester, bint reads,
                                bint atomics, bint duplicated, uint64_t holders, uint32_t pin,
-                               uint32_t* target, bint* duplicate) noexcept nogil:
-    """The number of the rule that decides; pin is NOWHERE without one."""
+                               uint32_t cause, uint32_t* target,
+                               bint* duplicate) noexcept nogil:
+    """The number of the rule that decides; pin is NOWHERE without one, cause decision_t."""
     cdef uint64_t can = p.can[requester]
     cdef uint32_t near, rule, place
     duplicate[0] = False
@@ -972,7 +985,7 @@ cdef uint32_t select_residency(uvm_t* p, const range_t* r, uint32_t requester, b
         place = r.preferred - 1 if r.preferred and can >> (r.preferred - 1) & 1 else requester
     else:
         near = closest(p, holders, requester)
-        if r.accessed_by >> requester & 1 and can >> near & 1:
+        if r.accessed_by >> requester & 1 and can >> near & 1 and cause != BY_COUNTER:
             rule = 7
             place = near
         elif (
@@ -984,6 +997,9 @@ cdef uint32_t select_residency(uvm_t* p, const range_t* r, uint32_t requester, b
         elif near != requester and r.preferred and can >> (r.preferred - 1) & 1:
             rule = 9
             place = r.preferred - 1
+        elif cause == BY_FOREIGNER and requester == 0 and can >> near & 1:
+            rule = 10
+            place = near
         else:
             rule = 11
             place = requester
@@ -1081,7 +1097,7 @@ cdef void unstack(uvm_t* p, uint32_t number, uint32_t which) noexcept nogil:
     root.stacked &= ~(1 << which)
 
 
-cdef void stack(uvm_t* p, uint32_t number, uint32_t which, bint on) noexcept nogil:
+cdef void uvm_stack(uvm_t* p, uint32_t number, uint32_t which, bint on) noexcept nogil:
     """The stack of chunks with free parts follows; newest on top."""
     cdef root_t* root = root_no(p, number)
     if on == (root.stacked >> which & 1):
@@ -1110,8 +1126,8 @@ cdef uint32_t open_slot(const split_t* s) noexcept nogil:
 
 cdef void tidy(uvm_t* p, uint32_t number) noexcept nogil:
     cdef split_t* s = split_no(p, root_no(p, number).split)
-    stack(p, number, 0, s.whole != 0)
-    stack(p, number, 1, open_slot(s) < 32)
+    uvm_stack(p, number, 0, s.whole != 0)
+    uvm_stack(p, number, 1, open_slot(s) < 32)
 
 
 cdef void give_root(uvm_t* p, uint32_t number) noexcept nogil:
@@ -1119,8 +1135,8 @@ cdef void give_root(uvm_t* p, uint32_t number) noexcept nogil:
     cdef root_t* root = root_no(p, number)
     enlist(p, number, ON_NO_LIST)
     p.node.used[root.gpu - 1] -= BLOCK
-    stack(p, number, 0, False)
-    stack(p, number, 1, False)
+    uvm_stack(p, number, 0, False)
+    uvm_stack(p, number, 1, False)
     if root.split:
         pool_give(&p.splits, root.split)
     pool_give(&p.roots, number)
@@ -1184,7 +1200,7 @@ cdef void free_part(uvm_t* p, uint32_t chunk, uint32_t size) noexcept nogil:
 
 # Chunks of a block that is no whole frame: single pages to the first 64 KiB border, 64 KiB
 # each, single pages from the last one; single pages only where no 64 KiB fit.
-cdef inline uint32_t piece_first(const block_t* b, uint32_t piece, uint32_t* size) noexcept nogil:
+cdef uint32_t uvm_piece(const block_t* b, uint32_t piece, uint32_t* size) noexcept nogil:
     """First page and pages of a piece; behind the last one the block's end, 0 pages."""
     cdef uint32_t border = (b.start + BIG - 1) // BIG * BIG, bigs
     size[0] = 1
@@ -1218,7 +1234,7 @@ cdef bint populate(uvm_t* p, uint32_t block, uint32_t gpu, const uint64_t* pages
     if not place.chunk:
         place.chunk = pool_take(&p.cuts)
     while True:
-        page = piece_first(b, piece, &size)
+        page = uvm_piece(b, piece, &size)
         if not size:
             return True
         if not cut_no(p, place.chunk).chunks[piece] and meets_span(pages, page, page + size):
@@ -1243,7 +1259,7 @@ cdef void free_chunks(uvm_t* p, uint32_t block, place_t* place) noexcept nogil:
         give_root(p, place.chunk)
     else:
         while True:
-            piece_first(b, piece, &size)
+            uvm_piece(b, piece, &size)
             if not size:
                 break
             if cut_no(p, place.chunk).chunks[piece]:
@@ -1334,7 +1350,7 @@ cdef void evict_root(uvm_t* p, uint32_t number) noexcept nogil:
         piece = 0
         while cut_no(p, place.chunk).chunks[piece] != chunk:
             piece += 1
-        piece_first(block_no(p, block), piece, &size)
+        uvm_piece(block_no(p, block), piece, &size)
         cut_no(p, place.chunk).chunks[piece] = 0
         cut_no(p, place.chunk).used -= 1
         if not cut_no(p, place.chunk).used:
@@ -1858,7 +1874,7 @@ cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint
         if not any_of(m[kind]):
             continue
         select_residency(p, r, requester, kind == 0, kind == 2, duplicated, holders, NOWHERE,
-                         &target, &duplicate)
+                         BY_FAULT, &target, &duplicate)
         add_target(p, used, target, m[kind])
         if duplicate:
             add(copies, m[kind])
@@ -1920,7 +1936,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             reads = not has(q.write, page) and not has(q.strong, page)
             select_residency(p, r, requester, reads, not reads and has(q.atomic, page),
                              has(b.duplicated, page), holders,
-                             <uint32_t>value if kind == HINT_PIN else NOWHERE, &target,
+                             <uint32_t>value if kind == HINT_PIN else NOWHERE, BY_FAULT, &target,
                              &duplicate)
             add_target(p, &used, target, m)
             if duplicate:
@@ -2052,41 +2068,49 @@ cdef int by_page(const void* a, const void* b) noexcept nogil:
     return -1 if x.rank < y.rank else 1
 
 
-cdef void coalesce(const arrival_t* faults, uint32_t n, uint8_t* levels, bint* leads) noexcept nogil:
-    """Which faults stand for all of their kind, and their access levels (section 3.2).
+# A fault buffer entry as far as coalescing looks at it.
+cdef struct entering_t:
+    uint64_t page
+    uint32_t instance
+    uint16_t tlb           # below 256
+    uint8_t level          # access level, 0 to 4
+    uint8_t levels         # out: bits of those that it stands for
+    uint32_t instances     # out: entries that it stands for; 0: another stands for it
 
-    Arrivals name no uTLB: a GPU counts as one.
-    """
-    cdef int32_t by_tlb[64]
-    cdef int32_t last = -1, pending, target
-    cdef uint32_t i
-    cdef uint8_t access[256]
+
+cdef void coalesce(entering_t* e, uint32_t n) noexcept nogil:
+    """Which faults of a batch stand for others (section 3.2)."""
+    cdef int32_t by_tlb[256]
+    cdef int32_t last = -1, pending
+    cdef uint32_t i, target
     memset(by_tlb, 0xff, sizeof(by_tlb))
     for i in range(n):
-        access[i] = <uint8_t>level_of(faults[i].access)
-        levels[i] = <uint8_t>(1 << access[i])
-        leads[i] = True
-        pending = by_tlb[faults[i].processor]
-        if pending >= 0 and faults[pending].page == faults[i].page:
-            if access[i] > access[pending]:
-                levels[i] |= levels[pending]
-                leads[pending] = False
-                by_tlb[faults[i].processor] = <int32_t>i
-                continue
-            target = pending
-        elif (
-            last >= 0
-            and faults[last].page == faults[i].page
-            and faults[last].processor == faults[i].processor
-            and access[i] <= access[last]
+        e[i].levels = <uint8_t>(1 << e[i].level)
+        e[i].instances = 1
+        pending = by_tlb[e[i].tlb]
+        if pending >= 0 and e[pending].page == e[i].page and (
+            e[pending].instance == e[i].instance
         ):
-            target = last  # perhaps filtered already: then this one is lost
+            if e[i].level > e[pending].level:
+                e[i].levels |= e[pending].levels
+                e[i].instances += e[pending].instances
+                e[pending].instances = 0
+                by_tlb[e[i].tlb] = <int32_t>i
+                continue
+            target = <uint32_t>pending
+        elif last >= 0 and e[last].page == e[i].page and (
+            e[last].instance == e[i].instance and e[i].level <= e[last].level
+        ):
+            target = <uint32_t>last
         else:
-            by_tlb[faults[i].processor] = <int32_t>i
+            by_tlb[e[i].tlb] = <int32_t>i
             last = <int32_t>i
             continue
-        levels[target] |= levels[i]
-        leads[i] = False
+        # Another may stand for the target already: then this one is lost to it.
+        e[target].levels |= e[i].levels
+        if e[target].instances:
+            e[target].instances += 1
+        e[i].instances = 0
 
 
 cdef inline uint32_t level_of(uint32_t access) noexcept nogil:
@@ -2109,8 +2133,7 @@ cdef void end_fault(uvm_t* p, uint32_t processor, touch_t* out, int32_t ret,
 cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noexcept nogil:
     """Faults that arrive together: sorted, coalesced, served block by block."""
     cdef sorted_t order[256]
-    cdef uint8_t levels[256]
-    cdef bint leads[256]
+    cdef entering_t entering[256]
     cdef uint32_t i, k, group, processor, number, block, page
     cdef uint64_t frame, last_page = 0, before
     cdef uint32_t last_processor = 0
@@ -2121,24 +2144,29 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
     cdef ended_t ended
     p.counters.batches += 1
     p.engine.cost_ns += p.batch_ns + p.fault_ns * n
-    coalesce(faults, n, levels, leads)
     for i in range(n):
+        # Arrivals name no uTLB: a GPU counts as one.
+        entering[i].page = faults[i].page
+        entering[i].instance = faults[i].processor
+        entering[i].tlb = <uint16_t>faults[i].processor
+        entering[i].level = <uint8_t>level_of(faults[i].access)
+        entering[i].levels = <uint8_t>(1 << entering[i].level)
+        entering[i].instances = 1
         order[i].page = faults[i].page
         order[i].processor = faults[i].processor
-        order[i].rank = (4 - level_of(faults[i].access)) * 256 + i
-        if not p.coalesce:
-            levels[i] = <uint8_t>(1 << level_of(faults[i].access))
-            leads[i] = True
+        order[i].rank = (4 - entering[i].level) * 256 + i
         out[i].page = faults[i].page
         out[i].best = NOWHERE
         out[i].reason = REASON_DUPLICATE
+    if p.coalesce:
+        coalesce(entering, n)
     if n > 1:
         qsort(order, n, sizeof(sorted_t), by_page)
     # Duplicates drop out; what is left is in order.
     k = 0
     for i in range(n):
         number = order[i].rank & 255
-        if not leads[number] or (
+        if not entering[number].instances or (
             order[i].processor == last_processor and order[i].page == last_page
         ):
             continue
@@ -2163,7 +2191,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
             order[i].page <= p.near_last
         ):
             page = order[i].page % BLOCK
-            k = levels[order[i].rank & 255]
+            k = entering[order[i].rank & 255].levels
             put(q.pages, page)
             if k >> 4:
                 put(q.strong, page)
@@ -2176,7 +2204,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
         block = 0
         ended = NO_RECORDS
         clear(mapped)
-        if reserve_block(p, number):
+        if uvm_reserve_block(p, number):
             block = uvm_make_block(p, number, frame)
             place = uvm_place(p, block, processor)
             if place != NULL:
@@ -2285,7 +2313,7 @@ cdef uint32_t collect(uvm_t* p, uint32_t processor, uint32_t level, uint64_t* at
             if place != NULL:
                 touched(p, processor, place, have, out)
             if n:
-                if not reserve_block(p, number):
+                if not uvm_reserve_block(p, number):
                     fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
                     break
                 p.chunk[groups[0]].block = uvm_make_block(p, number, frame)
@@ -2526,7 +2554,7 @@ cdef void split_chunks(uvm_t* p, uint32_t block, uint32_t other, const block_t* 
             size = BLOCK
             chunk = whole * BLOCK
         else:
-            page = piece_first(before, piece, &size)
+            page = uvm_piece(before, piece, &size)
             if not size:
                 break
             chunk = old.chunks[piece]
@@ -2563,7 +2591,7 @@ cdef uint32_t hand_out(uvm_t* p, split_t* s, const block_t* b, uint32_t block, c
     """Pieces of a block inside the chunk [page, page + size) become chunks; how many."""
     cdef uint32_t piece = 0, start, pages = 0, at, n = 0
     while True:
-        start = piece_first(b, piece, &pages)
+        start = uvm_piece(b, piece, &pages)
         if not pages:
             return n
         if page <= start < page + size:
@@ -2773,7 +2801,7 @@ cdef void protect_range(uvm_t* p, uint32_t number, uint32_t prot) noexcept nogil
     cdef uint64_t pages[8]
     cdef place_t* place
     r.prot = <uint8_t>prot
-    if arena_no(p, r.arena).table == NULL:
+    if not uvm_touched(p, number):
         return
     span_of(pages, 0, BLOCK)
     for frame in range(r.first // BLOCK, r.last // BLOCK + 1):
@@ -2831,8 +2859,6 @@ cdef bint walk(uvm_t* p, walk_t* at) noexcept nogil:
             return False
         at.page = e.first
         at.number = uvm_range_at(p, at.page)
-    if arena_no(p, range_no(p, at.number).arena).table == NULL:
-        at.block = 0
     at.frame = at.page // BLOCK
     base = at.frame * BLOCK
     end = base + BLOCK - 1
@@ -2860,7 +2886,7 @@ cdef bint walk_made(uvm_t* p, walk_t* at) noexcept nogil:
     while walk(p, at):
         if at.block:
             return True
-        if arena_no(p, range_no(p, at.number).arena).table == NULL:
+        if not uvm_touched(p, at.number):
             at.page = p.near_last + 1
     return False
 
@@ -3055,7 +3081,7 @@ cdef int uvm_migrate(uvm_t* p, uint64_t first, uint64_t last, uint32_t processor
         at.page = first
         at.last = last
         while walk(p, &at):
-            if not reserve_block(p, at.number):
+            if not uvm_reserve_block(p, at.number):
                 return -E_NOMEM
             at.block = uvm_make_block(p, at.number, at.frame)
             ended = ENDED
@@ -3088,7 +3114,7 @@ cdef int uvm_evict(uvm_t* p, uint64_t page) noexcept nogil:
             else:
                 piece = 0
                 while True:
-                    first = piece_first(block_no(p, block), piece, &size)
+                    first = uvm_piece(block_no(p, block), piece, &size)
                     if first <= bit < first + size:
                         break
                     piece += 1
@@ -3146,7 +3172,7 @@ cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
             elif place.chunk:
                 piece = 0
                 while True:
-                    page = piece_first(b, piece, &size)
+                    page = uvm_piece(b, piece, &size)
                     if not size:
                         break
                     if cut_no(p, place.chunk).chunks[piece]:
@@ -3680,8 +3706,136 @@ cdef class UvmProcess(Process):
                 if h.flags & HISTORY_PINNED:
                     pin = h.pin_at
         rule = select_residency(p, range_no(p, number), me, level == 0, level == 2, duplicated,
-                                holders, pin, &target, &duplicate)
+                                holders, pin, BY_FAULT, &target, &duplicate)
         return RULES[rule], target
+
+    # ---- the rules alone, as vector files ask them ----
+
+    def rule_prefetch(self, start, outer, target, resident, touched, faulted, thrashing,
+                      preferred, cpu_mapped):
+        """Prefetch hint of an untouched block: pages besides the faulted ones, and whether given.
+
+        Masks are whole numbers, bit = page of the frame; preferred is a processor or -1.
+        """
+        cdef block_t b
+        cdef uint64_t m[5][8]
+        cdef uint32_t w
+        cdef bint given
+        memset(&b, 0, sizeof(b))
+        b.start = start
+        b.outer = outer
+        for w in range(8):
+            m[0][w] = resident >> (64 * w) & 0xffffffffffffffff
+            m[1][w] = faulted >> (64 * w) & 0xffffffffffffffff
+            m[2][w] = thrashing >> (64 * w) & 0xffffffffffffffff
+            m[3][w] = cpu_mapped >> (64 * w) & 0xffffffffffffffff
+        given = prefetch_hint(self.p, &b, preferred + 1, target, m[0], touched, m[1], m[2], m[3],
+                              m[4])
+        return number_of(m[4]), given
+
+    def rule_residency(self, requester, levels, *, preferred, accessed_by, duplication,
+                       duplicated, resident, pin, counter=False, foreign=False):
+        """Rule, destination and duplication of one decision (section 2.1).
+
+        *levels* and the sets of processors are bit masks; preferred and pin a processor or -1.
+        """
+        cdef range_t r
+        cdef uint32_t target = 0, rule
+        cdef bint duplicate = False
+        memset(&r, 0, sizeof(r))
+        r.preferred = preferred + 1
+        r.accessed_by = accessed_by
+        r.duplication = duplication
+        rule = select_residency(
+            self.p, &r, requester, levels >> 2 == 0, not levels & 7, duplicated, resident,
+            NOWHERE if pin < 0 else pin,
+            BY_COUNTER if counter else BY_FOREIGNER if foreign else BY_FAULT, &target, &duplicate,
+        )
+        return RULES[rule], target, duplicate
+
+    def rule_coalesce(self, faults):
+        """Representatives (index, access mask, instances) of (page, level, uTLB, instance)."""
+        cdef entering_t entering[256]
+        cdef uint32_t i, n = len(faults)
+        if n > 256 or any(tlb >= 256 for _, _, tlb, _ in faults):
+            raise InvalidArgumentError(
+                f"{n} faults: expected at most 256, of uTLBs 0 to 255"
+            )
+        for i in range(n):
+            page, level, tlb, instance = faults[i]
+            entering[i].page = page
+            entering[i].level = level
+            entering[i].tlb = tlb
+            entering[i].instance = instance
+        coalesce(entering, n)
+        return [
+            (i, entering[i].levels, entering[i].instances)
+            for i in range(n) if entering[i].instances
+        ]
+
+    def rule_hint(self, page, requester, resident, preferred):
+        """Thrashing hint for a fault now: (0 none, 1 pin, 2 throttle; where, or until when)."""
+        cdef uint32_t block = self.made(page)
+        cdef uint64_t value = 0
+        cdef hint_t kind
+        if not block_no(self.p, block).histories or epoch_over(self.p, block) or (
+            not has(histories_no(self.p, block_no(self.p, block).histories).thrashing,
+                    page % BLOCK)
+        ):
+            return 0, 0
+        kind = hint(self.p, block, page % BLOCK, requester, resident, preferred + 1, &value)
+        return kind, value
+
+    def rule_record(self, page, processor):
+        """Thrashing detection learns of a page that moved; the processors known for it."""
+        cdef uint32_t block = self.made(page), bit = page % BLOCK
+        cdef histories_t* hs
+        cdef bint pinned = False
+        if block_no(self.p, block).histories:
+            pinned = has(histories_no(self.p, block_no(self.p, block).histories).pinned, bit)
+        if not pinned:
+            record(self.p, block, bit, bit + 1, processor, False)
+
+    def users(self, page):
+        """Processors that thrashing detection knows of a page, a bit each."""
+        cdef uint32_t block = self.made(page)
+        if not block_no(self.p, block).histories:
+            return 0
+        return histories_no(self.p, block_no(self.p, block).histories).pages[page % BLOCK].processors
+
+    cdef uint32_t made(self, uint64_t page) except 0:
+        """The block at a page, with room for an operation on it."""
+        cdef uint32_t number = uvm_range_at(self.p, page), block
+        if not number:
+            raise InvalidArgumentError(f"page {page}: expected managed memory")
+        if not uvm_reserve_block(self.p, number):
+            raise OutOfMemoryError("no memory for a block")
+        block = uvm_make_block(self.p, number, page // BLOCK)
+        if not room_for(self.p, block):
+            raise OutOfMemoryError("no memory for an operation on a block")
+        return block
+
+    @property
+    def xnack(self):
+        """GPU page faults are always retried."""
+        return True
+
+    def vma(self, page):
+        """(first, last, protection, kind) of the managed memory at a page, ``None`` without."""
+        cdef uint32_t number = uvm_range_at(self.p, page)
+        cdef range_t* r
+        if not number:
+            return None
+        r = range_no(self.p, number)
+        prot = ("r" if r.prot & 1 else "") + ("w" if r.prot & 2 else "")
+        return r.first, r.last, prot or "-", "anon"
+
+    def next_vma(self, page):
+        """First page of the next managed memory at or behind a page, ``None`` without."""
+        cdef range_entry_t e
+        if not ranges_next(self.p.tree, page, &e):
+            return None
+        return max(page, e.first)
 
     def work(self):
         """Counters of the driver itself, by name; pages, not bytes."""
@@ -3820,7 +3974,7 @@ cdef object block_state(uvm_t* p, uint32_t block):
             rows = []
             piece = 0
             while True:
-                page = piece_first(b, piece, &size)
+                page = uvm_piece(b, piece, &size)
                 if not size:
                     break
                 if cut_no(p, place.chunk).chunks[piece]:

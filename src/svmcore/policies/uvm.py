@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
+from ..units import PAGE_SHIFT
 from .base import Policy, register
 
-__all__ = ["REPLAY_POLICIES", "Uvm"]
+__all__ = ["REPLAY_POLICIES", "ManagedRange", "Uvm"]
 
 #: When the driver lets the GPU go on: numbers of ``uvm_perf_fault_replay_policy``.
 REPLAY_POLICIES = ("block", "batch", "batch_flush", "once")
 _LAPSES = ("default", "off", "shipped", "intended")
 _BOUNDS = {
-    "batch_size": (1, 1 << 20),
+    "batch_size": (1, 4096),
     "outstanding": (1, 1 << 20),
     "max_batches": (1, 1 << 20),
     "max_throttled": (1, 1 << 20),
@@ -85,6 +86,15 @@ class Uvm(Policy):
     ------
     NVIDIA open GPU kernel modules, 595.45.04; ``docs/explain/uvm.md``.
     """
+
+    ADVICE: ClassVar[tuple[str, ...]] = (
+        "preferred_location",
+        "accessed_by",
+        "access_in_place",
+        "read_mostly",
+        "prefetch",
+        "discard",
+    )
 
     driver: str = "595"
     adaptive_lapse: str = "default"
@@ -158,3 +168,97 @@ class Uvm(Policy):
     def prefetch_home_only(self) -> bool:
         """Whether nothing is prefetched to a place other than the preferred location."""
         return self.version >= (590,)
+
+    def create(self, machine: Machine, node: Any = None) -> Any:
+        """A compiled process under the driver, with the machine's costs."""
+        from ._uvm import UvmProcess
+
+        process = UvmProcess(machine.gpus, self, node)
+        process.set_costs(machine.costs)
+        return process
+
+    def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
+        """Every range, block, chunk, history and counter of the process."""
+        from ._uvm_state import pack
+
+        return pack(process)
+
+    def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """The state of :meth:`pack` in a new process on a node of its own.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the arrays do not fit the process or each other.
+        """
+        from ._uvm_state import unpack
+
+        unpack(process, arrays)
+
+    # ---- what a space tells ----
+
+    def ranges(self, process: Any) -> list[ManagedRange]:
+        """Every range of the process in address order."""
+        return [
+            ManagedRange(
+                first << PAGE_SHIFT,
+                (last - first + 1) << PAGE_SHIFT,
+                ("r" if prot & 1 else "") + ("w" if prot & 2 else "") or "-",
+                "undefined" if preferred < 0 else _name(preferred),
+                tuple(_name(p) for p in range(accessed_by.bit_length()) if accessed_by >> p & 1),
+                ("unset", "on", "off")[duplication],
+            )
+            for first, last, prot, preferred, accessed_by, duplication in process.ranges()
+        ]
+
+    def explain(
+        self, process: Any, page: int, processor: int, access: int
+    ) -> tuple[str, str, str | None, tuple[int, int] | None]:
+        """Rule, sentence, location and block in bytes of a touch; nothing changes."""
+        rule, place = process.explain(page, processor, access)
+        by, where = _name(processor), _name(max(place, 0))
+        text = _TEXTS[rule.partition(" ")[0] if rule[0].isdigit() else rule].format(
+            by=by, where=where
+        )
+        if place < 0 or rule == "mapped":
+            return rule, text, None, None
+        first, last = process.block(page)
+        return rule, text, where, (first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT)
+
+
+class ManagedRange(NamedTuple):
+    """One range of managed memory with one policy, in bytes and names."""
+
+    start: int
+    """First byte address."""
+    size: int
+    """Bytes."""
+    prot: str
+    """Protection of the mapping: ``rw``, ``r``, ``w`` or ``-``."""
+    preferred: str
+    """Preferred location: ``cpu``, ``gpu0`` ... or ``undefined``."""
+    accessed_by: tuple[str, ...]
+    """Processors whose mappings are kept."""
+    read_mostly: str
+    """Read duplication: ``unset``, ``on`` or ``off``."""
+
+
+def _name(processor: int) -> str:
+    return "cpu" if processor == 0 else f"gpu{processor - 1}"
+
+
+#: One sentence a rule, by its number in the residency decision or its word.
+_TEXTS = {
+    "no mapping": "No managed memory at this address: the access is fatal.",
+    "protection": "The mapping's protection does not allow it: fatal.",
+    "mapped": "{by} has the page mapped in {where}: no fault.",
+    "throttled": "The page thrashes and {by} is throttled: its fault waits.",
+    "2": "Read duplication: {by} reads a copy of its own, or writes the only one, in {where}.",
+    "3": "{by} is the preferred location: the page comes home.",
+    "5": "The page thrashes and is pinned in {where}: {by} is mapped to it.",
+    "6": "Nobody touched the page yet: it is made in {where}.",
+    "7": "{by} is in accessed_by and reaches {where}: the page stays, only the mapping is added.",
+    "8": "{by} has native atomics on {where}: the page stays.",
+    "9": "The preferred location {where} decides: {by} is mapped to it.",
+    "11": "No other rule holds: the page goes to, or stays in, {where}.",
+}
