@@ -91,23 +91,24 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
     """
     text = _read(Path(path))
     first = text.split("\n", 1)[0]
-    try:
-        header = json.loads(first)
-    except ValueError:
-        header = None
+    header = _document(first)
     if isinstance(header, dict) and header.get("format") == _FORMAT:
         return _run_kfd(str(path), header, text.split("\n")[1:], reference=reference)
     # Only such files need them.
+    from . import conformance_uvm as uvm
     from .checkpoint import vectors as checkpoint
     from .managed import vectors as managed
 
     document = _document(text)
+    if isinstance(document, dict) and document.keys() >= uvm.KEYS:
+        return _run_uvm(str(path), document, reference=reference)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
     if managed.is_case_file(document):
         return _run_managed(str(path), document)
     raise InvalidArgumentError(
         f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
+        "an object with coalescing, prefetch, residency and thrashing, "
         "a table of checkpoint transitions, or one JSON object of cases of managed memory"
     )
 
@@ -118,6 +119,26 @@ def _document(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _run_uvm(path: str, vectors: dict[str, Any], *, reference: bool) -> Report:
+    from .conformance_uvm import steps
+
+    report = Report(path)
+    try:
+        for name, expected, got in steps(vectors, reference=reference):
+            report.steps += 1
+            if json.dumps(expected) != json.dumps(got):
+                report.mismatches += 1
+                if len(report.details) < SHOWN:
+                    report.details.append(f"  {name}: expected {expected}, got {got}")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if isinstance(error, SvmError):
+            raise
+        raise InvalidArgumentError(
+            f"{path}: case {report.steps}: expected UVM vectors: {error!r}"
+        ) from error
+    return report
 
 
 def _read(path: Path) -> str:

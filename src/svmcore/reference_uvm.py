@@ -85,7 +85,9 @@ def prefetch_tree(
     aligned = first < last
     pad = start % BIG if aligned else 0
     counted |= faulted
-    for low, high in pairwise([start, *range(first, last + 1, BIG), outer] if aligned else [start, outer]):
+    for low, high in pairwise(
+        [start, *range(first, last + 1, BIG), outer] if aligned else [start, outer]
+    ):
         piece = span(low, high)
         if piece & faulted and not piece & thrashing:
             counted |= piece
@@ -211,11 +213,7 @@ class Thrashing:
         if not rules.thrashing:
             return
         if block.pages is None:
-            if (
-                not block.stamp
-                or block.processor == processor
-                or now - block.stamp > self.lapse
-            ):
+            if not block.stamp or block.processor == processor or now - block.stamp > self.lapse:
                 block.stamp, block.processor = now, processor
                 return
             block.pages = {}
@@ -430,7 +428,11 @@ def select_residency(
             return "5 pinned", pin, False
         if not resident:
             first = preferred is not None and can >> preferred & 1
-            return "6 first touch", preferred if first and preferred is not None else requester, False
+            return (
+                "6 first touch",
+                preferred if first and preferred is not None else requester,
+                False,
+            )
         near = topology.closest(resident, requester)
         reaches = can >> near & 1
         if accessed_by >> requester & 1 and reaches and not counter:
@@ -475,11 +477,7 @@ def coalesce(faults: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
                 by_tlb[tlb] = i
                 continue
             target = pending
-        elif (
-            last >= 0
-            and (faults[last][3], faults[last][0]) == key
-            and access <= faults[last][1]
-        ):
+        elif last >= 0 and (faults[last][3], faults[last][0]) == key and access <= faults[last][1]:
             target = last  # perhaps filtered already: then this one is lost
         else:
             masks[i], counts[i] = 1 << access, 1
@@ -588,9 +586,7 @@ class Block:
         """(first page, pages) of its chunks: at each page the largest that is aligned and fits."""
         out, page = [], self.start
         while page < self.outer:
-            size = next(
-                n for n in (BLOCK, BIG, 1) if page % n == 0 and page + n <= self.outer
-            )
+            size = next(n for n in (BLOCK, BIG, 1) if page % n == 0 and page + n <= self.outer)
             out.append((page, size))
             page += size
         return out
@@ -643,9 +639,7 @@ class UvmReference:
         self.memory = memory or Memory()
         self.memory.tenants.append(self)
         self.held = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
-        self.lists: dict[int, tuple[list[Root], ...]] = {
-            g: ([], [], []) for g in self.held
-        }
+        self.lists: dict[int, tuple[list[Root], ...]] = {g: ([], [], []) for g in self.held}
         #: Cut chunks with a free slot of 64 KiB, and with free pages in a cut slot; newest last.
         self.with_whole: dict[int, list[Root]] = {g: [] for g in self.held}
         self.with_small: dict[int, list[Root]] = {g: [] for g in self.held}
@@ -669,9 +663,15 @@ class UvmReference:
 
     def set_costs(self, costs: Costs) -> None:
         self.unmap_ns = int(costs.unmap_ns)
-        self.move_ns, self.move_page_ns = costs.migrate_latency_ns, 4096e9 / costs.migrate_bytes_per_s
+        self.move_ns, self.move_page_ns = (
+            costs.migrate_latency_ns,
+            4096e9 / costs.migrate_bytes_per_s,
+        )
         self.peer_ns, self.peer_page_ns = costs.peer_latency_ns, 4096e9 / costs.peer_bytes_per_s
-        self.remote_ns, self.remote_page_ns = costs.remote_access_ns, 4096e9 / costs.remote_bytes_per_s
+        self.remote_ns, self.remote_page_ns = (
+            costs.remote_access_ns,
+            4096e9 / costs.remote_bytes_per_s,
+        )
 
     def begin(self, t_ns: int) -> Outcome:
         self.now, self.cost, self.outcome = t_ns, 0, Outcome()
@@ -773,13 +773,18 @@ class UvmReference:
             ):
                 for p in list(mine):
                     others[p], mine[p] = mine[p] & other.pages, mine[p] & block.pages
-            other.duplicated, other.discarded = block.duplicated & other.pages, block.discarded & other.pages
+            other.duplicated, other.discarded = (
+                block.duplicated & other.pages,
+                block.discarded & other.pages,
+            )
             block.duplicated &= block.pages
             block.discarded &= block.pages
             for gpu in sorted(block.chunks):
                 self.split_chunks(block, other, gpu, before)
 
-    def split_chunks(self, block: Block, other: Block, gpu: int, before: list[tuple[int, int]]) -> None:
+    def split_chunks(
+        self, block: Block, other: Block, gpu: int, before: list[tuple[int, int]]
+    ) -> None:
         """Chunks follow the pages of a block that fell in two; those on the cut are cut."""
         old, block.chunks[gpu], other.chunks[gpu] = block.chunks[gpu], {}, {}
         pieces = [(block, *piece) for piece in block.cut()] + [(other, *p) for p in other.cut()]
@@ -962,7 +967,9 @@ class UvmReference:
         rows = [(*run, False) for run in runs(pages & ~prefetched)]
         yield from sorted(rows + [(*run, True) for run in runs(pages & prefetched)])
 
-    def transfer(self, block: Block, source: int, target: int, first: int, outer: int, cause: int) -> None:
+    def transfer(
+        self, block: Block, source: int, target: int, first: int, outer: int, cause: int
+    ) -> None:
         """A run of pages is copied for a move."""
         n = outer - first
         count = self.count
@@ -1007,7 +1014,11 @@ class UvmReference:
                     if b != target or cause == EVICTION:
                         continue
                     thrashing = block.thrashing
-                    if cause not in (GPU_FAULT, CPU_FAULT) or duplicate or policy.duplication == ENABLED:
+                    if (
+                        cause not in (GPU_FAULT, CPU_FAULT)
+                        or duplicate
+                        or policy.duplication == ENABLED
+                    ):
                         self.thrash.reset_region(thrashing, region)
                     elif ahead or region & ~thrashing.pinned:
                         self.thrash.record(thrashing, region, target, self.now, revocation=False)
@@ -1045,7 +1056,9 @@ class UvmReference:
             block.duplicated |= pages & others
         else:
             self.unmap(block, pages & others, -1)
-            self.copy(block, target, pages & others & ~here & ~block.discarded, cause, prefetched, False)
+            self.copy(
+                block, target, pages & others & ~here & ~block.discarded, cause, prefetched, False
+            )
             self.count["invalidated_pages"] += (pages & others & here).bit_count()
             for p in resident:
                 if p != target:
@@ -1105,7 +1118,10 @@ class UvmReference:
             if (
                 level == RO
                 and limit > RO
-                and (policy.duplication == DISABLED or (policy.duplication == UNSET and not duplicated))
+                and (
+                    policy.duplication == DISABLED
+                    or (policy.duplication == UNSET and not duplicated)
+                )
                 and not block.mapping(RWA, page) & ~native
             ):
                 level = RW
@@ -1121,7 +1137,9 @@ class UvmReference:
                 keep = 1 << requester
                 if level == RW or native >> requester & 1:
                     keep |= native
-                down = RO if level == RWA and requester != CPU and not native >> requester & 1 else RW
+                down = (
+                    RO if level == RWA and requester != CPU and not native >> requester & 1 else RW
+                )
                 for p in bits(block.mapping(down + 1, page) & ~keep):
                     lost[p] = lost.get(p, 0) | 1 << page
                     for table in block.tables()[down:]:
@@ -1133,7 +1151,9 @@ class UvmReference:
                 self.thrash.record(block.thrashing, region, p, self.now, revocation=True)
         for page, level in wanted.items():
             here = block.resident.get(requester, 0) >> page & 1
-            if not topology.can[requester] >> target & 1 or (block.duplicated >> page & 1 and not here):
+            if not topology.can[requester] >> target & 1 or (
+                block.duplicated >> page & 1 and not here
+            ):
                 continue
             mapped |= self.map(block, requester, page, level) << requester
             if block.duplicated >> page & 1 or block.discarded >> page & 1:
@@ -1240,7 +1260,7 @@ class UvmReference:
             best = target
         prefetched = ahead = 0
         if len(targets) == 1 and rules.prefetch:
-            (target, pages), = targets.items()
+            ((target, pages),) = targets.items()
             prefetched = self.prefetch_pages(block, target, pages)
             targets[target] |= prefetched
             if policy.duplication == ENABLED:
@@ -1710,13 +1730,19 @@ class UvmReference:
             return "no mapping", -1
         if self.allowed(r, processor) < NEEDED[level]:
             return "protection", -1
-        block = self.block_of(r, page // BLOCK) if page // BLOCK in r.blocks else Block(0, 0, BLOCK, r)
+        block = (
+            self.block_of(r, page // BLOCK) if page // BLOCK in r.blocks else Block(0, 0, BLOCK, r)
+        )
         bit = page % BLOCK
         holders = block.holders(bit)
         if block.protection(processor, bit) >= NEEDED[level]:
             return "mapped", self.topology.closest(holders, processor)
         known = (block.thrashing.pages or {}).get(bit, ThrashingPage())
-        if known.throttled >> processor & 1 and self.now < known.end and processor != known.favoured:
+        if (
+            known.throttled >> processor & 1
+            and self.now < known.end
+            and processor != known.favoured
+        ):
             return "throttled", -1
         rule, place, _ = select_residency(
             self.topology,
@@ -1741,7 +1767,14 @@ class UvmReference:
     def ranges(self) -> list[tuple[int, int, int, int, int, int]]:
         """(first, last, protection, preferred or -1, accessed by, read duplication) of each."""
         return [
-            (r.first, r.last, r.prot, -1 if r.preferred is None else r.preferred, r.accessed_by, r.duplication)
+            (
+                r.first,
+                r.last,
+                r.prot,
+                -1 if r.preferred is None else r.preferred,
+                r.accessed_by,
+                r.duplication,
+            )
             for r in self.ranges_by_start.values()
         ]
 
@@ -1753,7 +1786,9 @@ class UvmReference:
             pages = None
             if thrashing.pages is not None:
                 pages = {
-                    n: tuple(vars(p).values()) for n, p in sorted(thrashing.pages.items()) if p != ThrashingPage()
+                    n: tuple(vars(p).values())
+                    for n, p in sorted(thrashing.pages.items())
+                    if p != ThrashingPage()
                 }
             blocks[block.frame * BLOCK + block.start] = {
                 "outer": block.outer,
@@ -1789,11 +1824,16 @@ class UvmReference:
                 for gpu, lists in self.lists.items()
             },
             "stacks": {
-                gpu: [[self.root_key(root) for root in stack] for stack in (self.with_whole[gpu], self.with_small[gpu])]
+                gpu: [
+                    [self.root_key(root) for root in stack]
+                    for stack in (self.with_whole[gpu], self.with_small[gpu])
+                ]
                 for gpu in self.held
             },
             "held": dict(self.held),
-            "queue": [(deadline, where[block], page) for deadline, block, page in self.thrash.queue],
+            "queue": [
+                (deadline, where[block], page) for deadline, block, page in self.thrash.queue
+            ],
             "lapse": (self.thrash.lapse, self.thrash.votes, self.thrash.timer),
             "count": dict(self.count),
             "used": {gpu: self.memory.used.get(gpu, 0) for gpu in self.held},

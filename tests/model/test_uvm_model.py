@@ -173,9 +173,7 @@ class Pair:
             wrong.append(("outcome", *outcomes))
         for one, other in zip(self.references, self.compiled, strict=True):
             a, b = one.snapshot(), other.snapshot()
-            wrong += [
-                (f"state {key}", a[key], b[key]) for key in a if a[key] != b[key]
-            ]
+            wrong += [(f"state {key}", a[key], b[key]) for key in a if a[key] != b[key]]
             for process in (one, other):
                 try:
                     process.check()
@@ -314,7 +312,9 @@ def main() -> None:
         seed += 1
         if sys.stderr.isatty():
             print(f"\r{done} steps, seed {seed}", end="", file=sys.stderr)
-    print(f"{done} steps, {seed - options.seed} histories, {time.perf_counter() - began:.0f} s: equal")
+    print(
+        f"{done} steps, {seed - options.seed} histories, {time.perf_counter() - began:.0f} s: equal"
+    )
 
 
 if __name__ == "__main__":
