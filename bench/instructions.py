@@ -64,6 +64,22 @@ faults["size"], faults["kind"], faults["proc"] = 4096, 1, 1
 out = np.empty(10_000, OUTCOME)
 """
 
+# The same under UVM: the pages were touched by the CPU, which is their preferred location.
+UVM = """
+import numpy as np
+from svmcore import Space
+from svmcore._replay import OUTCOME, replay_chunk
+from svmcore.records import RECORD
+space = Space("gpu-80g", policy="uvm")
+space.map(1 << 40, 10_000 << 16)
+space.prefetch(1 << 40, 10_000 << 16, "cpu")
+space.advise(1 << 40, 10_000 << 16, "preferred_location", "cpu")
+faults = np.zeros(10_000, RECORD)
+faults["addr"] = (1 << 40) + (np.random.default_rng(3).permutation(10_000).astype("u8") << 16)
+faults["size"], faults["kind"], faults["proc"] = 4096, 1, 1
+out = np.empty(10_000, OUTCOME)
+"""
+
 CASES: dict[str, Case] = {
     # Uniform look-ups among 10,000 ranges, through the compiled batch.
     "find": Case(
@@ -124,6 +140,36 @@ space = Space("gpu-80g", granularity=4)
 space.map(1 << 40, 10_000 << 16)
 def run(n):
     replay_chunk(space.process, faults[:n], out[:n], raw=True)
+""",
+    ),
+    # A UVM fault that hits resident memory: it is mapped where it is.
+    "uvm_fault": Case(
+        10_000,
+        UVM
+        + """
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n])
+""",
+    ),
+    # A touch under UVM that finds its page mapped.
+    "uvm_touch_mapped": Case(
+        10_000,
+        UVM
+        + """
+replay_chunk(space.process, faults, out)
+faults["kind"] = 0
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n])
+""",
+    ),
+    # A UVM fault that brings pages from system memory, with those that the tree adds.
+    "uvm_fault_move": Case(
+        10_000,
+        UVM
+        + """
+space.advise(1 << 40, 10_000 << 16, "unset_preferred_location")
+def run(n):
+    replay_chunk(space.process, faults[:n], out[:n])
 """,
     ),
     # set_attr that cuts one range of 64 pages in three.

@@ -1139,6 +1139,7 @@ cdef void give_root(uvm_t* p, uint32_t number) noexcept nogil:
     uvm_stack(p, number, 1, False)
     if root.split:
         pool_give(&p.splits, root.split)
+    root.block = root.split = 0  # nobody's, see __dealloc__
     pool_give(&p.roots, number)
 
 
