@@ -135,8 +135,8 @@ def steps(vectors: dict[str, Any], *, reference: bool) -> Iterator[tuple[str, An
     for number, case in enumerate(vectors["prefetch"]):
         yield f"prefetch {number}", (case["mask"], case["hint_given"]), _prefetch(side, case)
     for number, case in enumerate(vectors["residency"]):
-        expected = (case["destination"], case["read_duplicate"])
-        yield f"residency {number}", expected, _residency(side, case)
+        wanted = (case["destination"], case["read_duplicate"])
+        yield f"residency {number}", wanted, _residency(side, case)
     for number, case in enumerate(vectors["coalescing"]):
         got = [list(row) for row in _make(side, "pcie").coalesce(case["faults"])]
         yield f"coalescing {number}", case["representatives"], got

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -48,10 +49,12 @@ UNPIN_SLACK_NS, RETRIES = 20_000, 64
 
 
 def span(first: int, outer: int) -> int:
+    """Pages [first, outer)."""
     return (1 << outer) - (1 << first)
 
 
 def bits(mask: int) -> Iterator[int]:
+    """Set bits, ascending."""
     while mask:
         yield lowest(mask)
         mask &= mask - 1
@@ -162,6 +165,8 @@ def prefetch_hint(
 
 @dataclass
 class ThrashingPage:
+    """What detection knows of a page."""
+
     stamp: int = 0
     events: int = 0
     migrated: bool = False
@@ -181,6 +186,8 @@ class ThrashingPage:
 
 @dataclass(eq=False)
 class ThrashingBlock:
+    """What detection knows of a block; pages from the first suspicion on."""
+
     pages: dict[int, ThrashingPage] | None = None
     thrashing: int = 0
     pinned: int = 0
@@ -248,6 +255,7 @@ class Thrashing:
         block.thrashing &= ~(1 << number)
 
     def reset_region(self, block: ThrashingBlock, region: int) -> None:
+        """Forget the thrashing pages of a region."""
         for number in bits(block.thrashing & region):
             self.reset(block, number)
 
@@ -504,6 +512,7 @@ class Memory:
         self.tenants: list[UvmReference] = []
 
     def make_room(self, asking: UvmReference, gpu: int, pages: int) -> bool:
+        """Evict the oldest of all processes until the pages fit; False where nothing is left."""
         while self.used.get(gpu, 0) + pages > asking.gpus[gpu - 1].vram_pages:
             ages = [(tenant.oldest(gpu), i) for i, tenant in enumerate(self.tenants)]
             known = [(age, i) for age, i in ages if age is not None]
@@ -576,10 +585,12 @@ class Block:
 
     @property
     def pages(self) -> int:
+        """All of its pages."""
         return span(self.start, self.outer)
 
     @property
     def full(self) -> bool:
+        """Is it a whole frame?"""
         return self.outer - self.start == BLOCK
 
     def cut(self) -> list[tuple[int, int]]:
@@ -592,6 +603,7 @@ class Block:
         return out
 
     def anywhere(self) -> int:
+        """Pages with a copy."""
         mask = 0
         for pages in self.resident.values():
             mask |= pages
@@ -602,9 +614,11 @@ class Block:
         return sum(1 << p for p, mask in self.resident.items() if mask >> page & 1)
 
     def tables(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+        """Page table entries that read, write, do atomics."""
         return self.read, self.write, self.atomic
 
     def protection(self, processor: int, page: int) -> int:
+        """What a processor may do with a page."""
         return sum(table.get(processor, 0) >> page & 1 for table in self.tables())
 
     def mapping(self, level: int, page: int) -> int:
@@ -616,6 +630,31 @@ class Block:
 #: Why pages move, by number.
 _CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
 USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE = range(6)
+
+
+_COUNTERS = (
+    "faults",
+    "duplicates",
+    "migrations",
+    "pages_to_device",
+    "pages_to_host",
+    "migrated_pages",
+    "evictions",
+    "evicted_pages",
+    "populated_pages",
+    "duplicated_pages",
+    "invalidated_pages",
+    "prefetched_pages",
+    "unmaps",
+    "maps",
+    "batches",
+    "services",
+    "replays",
+    "throttles",
+    "pins",
+    "unpins",
+    "revocations",
+)
 
 
 class UvmReference:
@@ -649,19 +688,13 @@ class UvmReference:
         self.move_ns, self.move_page_ns = 10_000.0, 0.0
         self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
         self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
-        self.count = dict.fromkeys(
-            (
-                "faults duplicates migrations pages_to_device pages_to_host migrated_pages "
-                "evictions evicted_pages populated_pages duplicated_pages invalidated_pages prefetched_pages "
-                "unmaps maps batches services replays throttles pins unpins revocations"
-            ).split(),
-            0,
-        )
+        self.count = dict.fromkeys(_COUNTERS, 0)
         self.outcome = Outcome()
 
     # -- clock and costs
 
     def set_costs(self, costs: Costs) -> None:
+        """Take the cost constants of a machine."""
         self.unmap_ns = int(costs.unmap_ns)
         self.move_ns, self.move_page_ns = (
             costs.migrate_latency_ns,
@@ -674,18 +707,22 @@ class UvmReference:
         )
 
     def begin(self, t_ns: int) -> Outcome:
+        """Start an operation at a time; its effects are collected."""
         self.now, self.cost, self.outcome = t_ns, 0, Outcome()
         return self.outcome
 
     def finish(self, ret: int = 0) -> Outcome:
+        """End the operation."""
         self.outcome.ret = ret
         return self.outcome
 
     def settle(self) -> None:
+        """Let the cost of the operation pass."""
         self.now, self.cost = self.now + self.cost, 0
 
     @property
     def next_event_ns(self) -> int | None:
+        """When pinned pages are released next."""
         return max(self.thrash.timer, self.now) if self.thrash.timer else None
 
     def step(self, t_ns: int) -> None:
@@ -704,10 +741,12 @@ class UvmReference:
     # -- ranges and blocks
 
     def all_blocks(self) -> Iterator[Block]:
+        """Every block, in address order."""
         for r in self.ranges_by_start.values():
             yield from (r.blocks[frame] for frame in sorted(r.blocks))
 
     def range_at(self, page: int) -> Range | None:
+        """The range at a page."""
         at = self.ranges_by_start.bisect_right(page) - 1
         if at < 0:
             return None
@@ -727,6 +766,7 @@ class UvmReference:
         return rows
 
     def covered(self, first: int, last: int) -> bool:
+        """Is all of it managed memory?"""
         page = first
         for r in self.span_of(first, last):
             if r.first > page:
@@ -828,6 +868,7 @@ class UvmReference:
             self.memory.sequence += 1
 
     def take_root(self, gpu: int) -> Root:
+        """A free root chunk, or NeedRoom."""
         memory, limit = self.memory, self.gpus[gpu - 1].vram_pages
         if self.held[gpu]:
             self.held[gpu] -= 1
@@ -865,6 +906,7 @@ class UvmReference:
                 stack.remove(root)
 
     def take_chunk(self, block: Block, gpu: int, page: int, size: int) -> None:
+        """A chunk for pages of a block, or NeedRoom."""
         if size == BLOCK:
             root, offset = self.take_root(gpu), 0
             root.block = block
@@ -896,6 +938,7 @@ class UvmReference:
         block.chunks.setdefault(gpu, {})[page] = (root, offset)
 
     def free_chunk(self, block: Block, gpu: int, page: int) -> None:
+        """A chunk is free again; what is free beside it joins."""
         root, offset = block.chunks[gpu].pop(page)
         if root.block is block:
             root.block = None
@@ -921,6 +964,7 @@ class UvmReference:
                 self.take_chunk(block, gpu, page, size)
 
     def evict_oldest(self, gpu: int) -> None:
+        """Give up what :meth:`oldest` told."""
         if self.held[gpu]:
             self.held[gpu] -= 1
             self.memory.used[gpu] -= BLOCK
@@ -985,6 +1029,7 @@ class UvmReference:
         self.outcome.migr.append(row)
 
     def pay_copy(self, source: int, target: int, pages: int) -> None:
+        """What a transfer costs."""
         if source and target:
             self.cost += int(self.peer_ns + self.peer_page_ns * pages)
         else:
@@ -1210,6 +1255,7 @@ class UvmReference:
         self.count["maps"] += mapped
 
     def map_accessors(self, block: Block, pages: int) -> None:
+        """Processors of accessed_by are mapped again."""
         if block.range.duplication != ENABLED:
             for p in bits(block.range.accessed_by):
                 self.map_unrevoked(block, p, pages & ~block.duplicated)
@@ -1282,6 +1328,7 @@ class UvmReference:
         return served, throttled, until, best
 
     def prefetch_pages(self, block: Block, target: int, faulted: int) -> int:
+        """Pages that the prefetcher adds to those that all go to one target."""
         mask, given = prefetch_hint(
             block.prefetch,
             self.rules,
@@ -1313,6 +1360,7 @@ class UvmReference:
         return results
 
     def batch(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+        """One batch: coalesced, sorted, served block by block."""
         self.count["batches"] += 1
         self.cost += self.batch_ns + self.fault_ns * len(faults)
         levels = [(READ, WRITE, ATOMIC_STRONG)[access] for _, _, access in faults]
@@ -1346,7 +1394,7 @@ class UvmReference:
                 for page, mask in pages.items()
                 if block.protection(processor, page) >= NEEDED[mask.bit_length() - 1]
             }
-            done = self.operation(lambda b=block, p=processor, f=pages: self.service_block(b, p, f))
+            done = self.operation(partial(self.service_block, block, processor, pages))
             self.count["replays"] += self.rules.replay_policy == "block"
             for page, i in who.items():
                 if done is None:
@@ -1361,6 +1409,7 @@ class UvmReference:
     # -- touches
 
     def touched(self, block: Block, processor: int, pages: int) -> None:
+        """Mapped pages answer a touch."""
         here = (pages & block.resident.get(processor, 0)).bit_count()
         self.remote += pages.bit_count() - here
 
@@ -1417,6 +1466,7 @@ class UvmReference:
         return chunk, page, found
 
     def touch_gpu(self, processor: int, first: int, last: int, level: int) -> tuple[int, str]:
+        """A GPU's touch: batches of the pages that it cannot reach."""
         rules, page = self.rules, first
         flush = rules.replay_policy == "batch_flush"
         while page <= last:
@@ -1461,8 +1511,11 @@ class UvmReference:
             self.cost += self.batch_ns + self.fault_ns * count
             for block, pages in waiting:
                 done = self.operation(
-                    lambda b=block, f=pages: self.service_block(
-                        b, processor, dict.fromkeys(bits(f), 1 << level)
+                    partial(
+                        self.service_block,
+                        block,
+                        processor,
+                        dict.fromkeys(bits(pages), 1 << level),
                     )
                 )
                 self.count["replays"] += self.rules.replay_policy == "block"
@@ -1511,7 +1564,7 @@ class UvmReference:
             tries = tries + 1 if before == self.page else 1
             self.cost += self.batch_ns + self.fault_ns
             done = self.operation(
-                lambda b=block, f=pages: self.service_block(b, CPU, {lowest(f): 1 << level})
+                partial(self.service_block, block, CPU, {lowest(pages): 1 << level})
             )
             if done is None:
                 return -Errno.ENOMEM, "out_of_memory"
@@ -1531,6 +1584,7 @@ class UvmReference:
     # -- mappings
 
     def mmap(self, first: int, last: int, prot: str = "rw", kind: str = "anon") -> int:
+        """Managed memory appears."""
         if kind != "anon":
             return -Errno.EOPNOTSUPP
         if self.span_of(first, last):
@@ -1539,11 +1593,13 @@ class UvmReference:
         return 0
 
     def cut_at(self, page: int, differs: Callable[[Range], bool] = lambda r: True) -> None:
+        """Cut the range around a page before it, where it differs."""
         r = self.range_at(page)
         if r is not None and r.first < page and differs(r):
             self.split(r, page)
 
     def munmap(self, first: int, last: int) -> int:
+        """Managed memory goes, with all that lies in it."""
         self.cut_at(first)
         self.cut_at(last + 1)
         for r in self.span_of(first, last):
@@ -1557,6 +1613,7 @@ class UvmReference:
         return 0
 
     def mprotect(self, first: int, last: int, prot: str) -> int:
+        """Protection changes for the CPU; a hole stops it."""
         code, page = ("r" in prot) | ("w" in prot) << 1, first
         while page <= last:
             r = self.range_at(page)
@@ -1578,6 +1635,7 @@ class UvmReference:
         return 0
 
     def invalidate(self, first: int, last: int) -> int:
+        """CPU page table entries go."""
         for r in self.span_of(first, last):
             for block, pages in self.blocks_in(r, first, last, make=False):
                 self.unmap(block, pages, 1 << CPU)
@@ -1616,6 +1674,7 @@ class UvmReference:
                 yield r, [r.blocks[frame] for frame in sorted(r.blocks)]
 
     def set_preferred(self, first: int, last: int, place: int | None) -> None:
+        """Nothing moves; the old place may be mapped, the new one loses remote mappings."""
         for r, blocks in self.change(first, last, lambda r: r.preferred != place):
             before, r.preferred = r.preferred, place
             if r.duplication == ENABLED:
@@ -1627,6 +1686,7 @@ class UvmReference:
                     self.unmap(block, block.pages & ~block.resident.get(place, 0), 1 << place)
 
     def set_accessed_by(self, first: int, last: int, processor: int, on: bool) -> None:
+        """Nothing moves; the processor is mapped to what it can reach."""
         for r, blocks in self.change(first, last, lambda r: r.accessed_by >> processor & 1 != on):
             r.accessed_by ^= 1 << processor
             if on and r.duplication != ENABLED:
@@ -1634,6 +1694,7 @@ class UvmReference:
                     self.map_unrevoked(block, processor, block.pages & ~block.duplicated)
 
     def set_duplication(self, first: int, last: int, value: int) -> None:
+        """Enabled: copies become read-only; disabled: they collapse."""
         for r, blocks in self.change(first, last, lambda r: r.duplication != value):
             r.duplication = value
             for block in blocks:
@@ -1675,21 +1736,21 @@ class UvmReference:
         if not self.covered(first, last):
             return -Errno.EFAULT
         target = self.home(processor)
-        several = 1 < sum(
+        frames = sum(
             min(last, r.last) // BLOCK - max(first, r.first) // BLOCK + 1
             for r in self.span_of(first, last)
         )
+        several = frames > 1
         for maps in (False, True) if several else (True,):
             for r in self.span_of(first, last):
                 for block, pages in self.blocks_in(r, first, last, make=True):
-                    done = self.operation(
-                        lambda b=block, m=pages, f=maps: self.migrate_block(b, m, target, f)
-                    )
+                    done = self.operation(partial(self.migrate_block, block, pages, target, maps))
                     if done is None:
                         return -Errno.ENOMEM
         return 0
 
     def migrate_block(self, block: Block, pages: int, target: int, maps: bool) -> bool:
+        """Pages of a block move, and are mapped where they are."""
         policy = block.range
         gone = block.discarded & pages
         if policy.duplication == ENABLED:
@@ -1820,7 +1881,7 @@ class UvmReference:
             "ranges": self.ranges(),
             "blocks": blocks,
             "lists": {
-                gpu: [[self.root_key(root) + (root.age,) for root in entries] for entries in lists]
+                gpu: [[(*self.root_key(root), root.age) for root in entries] for entries in lists]
                 for gpu, lists in self.lists.items()
             },
             "stacks": {
@@ -1872,7 +1933,7 @@ class UvmReference:
             assert several == block.duplicated, "duplicated pages have several copies"
             for p in range(1 + len(self.gpus)):
                 read, write, atomic = (table.get(p, 0) for table in block.tables())
-                assert not atomic & ~write and not write & ~read, "more rights without less"
+                assert not (atomic & ~write | write & ~read), "more rights without less"
                 assert not read & ~anywhere, "a mapped page is somewhere"
                 assert not write & block.duplicated, "a duplicate is read-only"
                 assert not read & block.duplicated & ~block.resident.get(p, 0)

@@ -2474,6 +2474,133 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
             page = after
 
 
+cdef bint service_short(uvm_t* p, uint32_t block, uint32_t requester, uint32_t page,
+                        uint32_t level, uint8_t* best) noexcept nogil:
+    """A fault on one page that stays where it is, without history, copies or other users.
+
+    Same result as the long way; False, with nothing changed, where that has to be gone.
+    """
+    cdef block_t* b = block_no(p, block)
+    cdef range_t* r = range_no(p, b.range)
+    cdef uint32_t w = page >> 6, number = b.place, prot, limit, down, target = 0, i
+    cdef uint64_t bit = <uint64_t>1 << (page & 63), me = <uint64_t>1 << requester
+    cdef uint64_t holders = 0, writers = 0, atomics = 0, native, keeps, whole
+    cdef place_t* place
+    cdef place_t* mine = NULL
+    cdef place_t* home = NULL
+    cdef bint duplicate = False
+    if b.histories or r.duplication or r.accessed_by or not is_full(b):
+        return False
+    if (b.duplicated[w] | b.discarded[w]) & bit or not room_in(&p.places, 1):
+        return False
+    while number:
+        place = place_no(p, number)
+        if place.resident[w] & bit:
+            holders |= <uint64_t>1 << place.processor
+            home = place
+        if place.tables[1][w] & bit:
+            writers |= <uint64_t>1 << place.processor
+        if place.tables[2][w] & bit:
+            atomics |= <uint64_t>1 << place.processor
+        if place.processor == requester:
+            mine = place
+        number = place.next
+    if home == NULL:
+        return False
+    select_residency(p, r, requester, level == 0, level == 2, False, holders, NOWHERE, BY_FAULT,
+                     &target, &duplicate)
+    if target != home.processor or not p.can[requester] >> target & 1:
+        return False
+    if p.prefetch:
+        # Nothing is brought to a CPU that has all of the block, mapped.
+        if target:
+            return False
+        whole = <uint64_t>0xffffffffffffffffU
+        for i in range(8):
+            whole &= home.resident[i] & home.tables[0][i]
+        if ~whole:
+            return False
+    native = p.atomics[target]
+    limit = allowed(r, requester)
+    prot = level + 1
+    if prot == RO and limit > RO and not atomics & ~native:
+        prot = RW
+    if prot == RW and limit == RWA and native & me:
+        prot = RWA
+    if prot >= RW:
+        keeps = me
+        if prot == RW or native & me:
+            keeps |= native
+        down = RO if prot == RWA and requester and not native & me else RW
+        if (writers if down == RO else atomics) & ~keeps:
+            return False
+    if p.prefetch:
+        if b.prefetch_last != target + 1:
+            b.prefetch_last = <uint8_t>(target + 1)
+            b.prefetch_faults = 0
+        b.prefetch_faults += 1
+    if mine == NULL:
+        mine = uvm_make_place(p, block, requester)
+    if requester == 0 and prot == RW:
+        prot = RWA
+    if not mine.tables[prot - 1][w] & bit:
+        p.engine.counters.maps += 1
+    for i in range(prot):
+        mine.tables[i][w] |= bit
+    if target:
+        enlist(p, uvm_place(p, block, target).chunk, LIST_USED)
+    best[0] = <uint8_t>target
+    return True
+
+
+cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
+                      uint32_t level, touch_t* out) noexcept nogil:
+    """A GPU's touch inside one block: all mapped, or of one page that a common fault serves.
+
+    Same result as the long way; False, with nothing changed, where that has to be gone.
+    """
+    cdef uint32_t number = uvm_range_at(p, first), block, lo = first % BLOCK, hi, w
+    cdef uint32_t pages = 0, here = 0
+    cdef uint64_t m
+    cdef place_t* place
+    if not number or last > p.near_last or last // BLOCK != first // BLOCK:
+        return False
+    block = uvm_block_at(p, number, first // BLOCK)
+    if not block:
+        return False
+    place = uvm_place(p, block, processor)
+    if first == last:
+        m = <uint64_t>1 << (lo & 63)
+        if place == NULL or not place.tables[level][lo >> 6] & m:
+            settle(p)
+            if p.timer and p.timer <= p.engine.now:
+                return False
+            if not service_short(p, block, processor, lo, level, &out.best):
+                return False
+            p.counters.batches += 1
+            p.counters.services += 1
+            p.counters.replays += 1
+            p.engine.cost_ns += p.batch_ns + p.fault_ns
+            out.faults = 1
+            here = out.best == processor
+        else:
+            here = (place.resident[lo >> 6] & m) != 0
+        pages = 1
+    elif place == NULL:
+        return False
+    else:
+        hi = <uint32_t>(last % BLOCK) + 1
+        for w in range(lo >> 6, ((hi - 1) >> 6) + 1):
+            m = word_of(w, lo, hi)
+            if m & ~place.tables[level][w]:
+                return False
+            here += popcount64(m & place.resident[w])
+        pages = hi - lo
+    p.engine.processors[processor].pages_touched += pages
+    out.remote = pages - here
+    return True
+
+
 cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
                     uint32_t access, touch_t* out) noexcept nogil:
     """A touch until it is served or fatal; the clock moves on by what it waited for and cost."""
@@ -2484,7 +2611,7 @@ cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t la
         touch_cpu(p, first, last, 2 if access else 0, out)
     elif not p.gpus[processor].svm:
         fatal(out, first, -E_PERM, REASON_NO_SVM)
-    else:
+    elif not touch_short(p, processor, first, last, access if access < 2 else 2, out):
         touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
     if out.remote:
         p.engine.processors[processor].remote_pages += out.remote

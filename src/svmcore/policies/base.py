@@ -42,6 +42,9 @@ class Policy:
 
     #: Name on the command line; set by :func:`register`.
     name: ClassVar[str] = ""
+    #: Neutral words of advice that processes take by themselves: whether each names a
+    #: location, whether it can be unset. Empty where advice is a driver's attribute.
+    ADVICE: ClassVar[Mapping[str, tuple[bool, bool]]] = {}
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.
