@@ -500,6 +500,26 @@ def test_read_duplication_keeps_one_writer_or_many_readers(
 # ---- faults ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("gpu", [{}, {"coherent": True}])
+@pytest.mark.parametrize("prefetch", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_that_move_nothing(gpu: dict[str, Any], prefetch: bool, seed: int) -> None:
+    """The compiled short way of such faults gives what the specification gives."""
+    rng = random.Random(seed)
+    made = machine(gpu, gpu).gpus
+    both = (UvmProcess(made, Uvm(prefetch=prefetch)), UvmReference(made, Uvm(prefetch=prefetch)))
+    for p in both:
+        p.mmap(0, 4 * BLOCK - 1)
+        p.prefetch(0, 3 * BLOCK - 1, 0)
+        p.advise("preferred_location", True, 0, 4 * BLOCK - 1, 0)
+    for _ in range(60):
+        page, by, access = rng.randrange(3 * BLOCK), rng.randrange(3), rng.randrange(3)
+        last = page + rng.choice((0, 0, 0, 20))
+        assert both[0].access(by, page, last, access) == both[1].access(by, page, last, access)
+        assert both[0].snapshot() == both[1].snapshot()
+    assert both[0].snapshot()["count"]["migrations"] == 0
+
+
 def test_a_delivery_is_served_dropped_or_fatal() -> None:
     p = process()
     assert p.deliver([(1, 5, 0), (1, 5, 1), (1, 6, 0), (1, 1 << 40, 0)]) == [

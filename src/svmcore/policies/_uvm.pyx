@@ -8,7 +8,7 @@ by page, this goes by masks. One thread at a time uses a process, and the proces
 one node.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
@@ -376,7 +376,7 @@ cdef inline bint is_full(const block_t* b) noexcept nogil:
     return b.outer - b.start == BLOCK
 
 
-cdef inline place_t* uvm_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil:
+cdef place_t* uvm_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil:
     """What a processor has of a block; NULL when it never had anything."""
     cdef uint32_t number = block_no(p, block).place
     while number:
@@ -408,7 +408,7 @@ cdef inline void forget_near(uvm_t* p) noexcept nogil:
     p.near_last = 0
 
 
-cdef inline uint32_t uvm_range_at(uvm_t* p, uint64_t page) noexcept nogil:
+cdef uint32_t uvm_range_at(uvm_t* p, uint64_t page) noexcept nogil:
     """Number of the range at the page, 0 without one."""
     cdef range_entry_t e
     if not p.near_first <= page <= p.near_last:
@@ -419,7 +419,7 @@ cdef inline uint32_t uvm_range_at(uvm_t* p, uint64_t page) noexcept nogil:
     return p.near
 
 
-cdef inline uint32_t uvm_block_at(uvm_t* p, uint32_t number, uint64_t frame) noexcept nogil:
+cdef uint32_t uvm_block_at(uvm_t* p, uint32_t number, uint64_t frame) noexcept nogil:
     """Block of a range in a frame, 0 when there is none yet."""
     cdef arena_t* arena = arena_no(p, range_no(p, number).arena)
     cdef uint32_t block
@@ -431,7 +431,7 @@ cdef inline uint32_t uvm_block_at(uvm_t* p, uint32_t number, uint64_t frame) noe
     return block
 
 
-cdef inline bint uvm_touched(uvm_t* p, uint32_t number) noexcept nogil:
+cdef bint uvm_touched(uvm_t* p, uint32_t number) noexcept nogil:
     """A block was made where the range lies, at some time."""
     return arena_no(p, range_no(p, number).arena).table != NULL
 
@@ -598,7 +598,9 @@ cdef void tree(uvm_t* p, uint32_t start, uint32_t outer, const uint64_t* residen
         else:
             counted[w] = resident[w] | faulted[w]
         left[w] = faulted[w] & ~hot
-    if not aligned and any_of(faulted) and not (thrashing != NULL and meets_span(thrashing, start, outer)):
+    if not aligned and any_of(faulted) and not (
+        thrashing != NULL and meets_span(thrashing, start, outer)
+    ):
         span_of(counted, start, outer)
     for w in range(8):
         sums[w + 1] = sums[w] + (popcount64(counted[w]) if counted[w] else 0)
@@ -1631,7 +1633,7 @@ cdef void revoke(uvm_t* p, uint32_t block, uint32_t requester, uint32_t target,
     cdef uint64_t native = p.atomics[target], me = <uint64_t>1 << requester
     cdef uint64_t keeps_rw = me | native, keeps_rwa = me | (native if native & me else 0)
     cdef uint32_t down = RO if requester and not native & me else RW
-    cdef uint32_t number = block_no(p, block).place, w, page, end, i
+    cdef uint32_t number = block_no(p, block).place, w, page, end, loser
     cdef uint64_t lost[8]
     cdef uint64_t all_lost[64][8]
     cdef uint64_t who = 0
@@ -1656,13 +1658,13 @@ cdef void revoke(uvm_t* p, uint32_t block, uint32_t requester, uint32_t target,
             who |= <uint64_t>1 << place.processor
         number = place.next
     while who:
-        i = lowest(who)
+        loser = lowest(who)
         who &= who - 1
         page = 0
-        while next_page(all_lost[i], &page):
-            end = run_end(all_lost[i], page)
+        while next_page(all_lost[loser], &page):
+            end = run_end(all_lost[loser], page)
             p.counters.revocations += 1
-            record(p, block, page, end, i, True)
+            record(p, block, page, end, loser, True)
             page = end
 
 
@@ -1676,7 +1678,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
     cdef uint64_t m[8]
     cdef uint64_t native = p.atomics[target], me = <uint64_t>1 << requester
     cdef uint64_t users, mapped = 0, some
-    cdef uint32_t limit = allowed(r, requester), w, number, page, i
+    cdef uint32_t limit = allowed(r, requester), w, number, page
     cdef place_t* place
     cdef place_t* mine
     cdef histories_t* hs
@@ -2339,14 +2341,14 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
 
     Whether any was throttled. The batch is p.chunk.
     """
-    cdef uint32_t tries, i, count, left
+    cdef uint32_t _tries, i, count, left
     cdef uint64_t until
     cdef request_t q
     cdef service_t met
     cdef ended_t ended
     cdef bint held = False
     cdef group_t* waiting = p.chunk
-    for tries in range(RETRIES):
+    for _tries in range(RETRIES):
         until = 0
         left = count = 0
         for i in range(groups):
@@ -2659,7 +2661,7 @@ cdef void split_chunks(uvm_t* p, uint32_t block, uint32_t other, const block_t* 
                        place_t* mine, place_t* theirs) noexcept nogil:
     """Chunks follow the pages of a block that fell in two; those on the cut are cut."""
     cdef cut_t old
-    cdef uint32_t piece = 0, page, size = 0, chunk, number, offset, start, pages = 0, inside
+    cdef uint32_t piece = 0, page, size = 0, chunk, number, offset, inside
     cdef uint32_t whole = 0, half
     cdef block_t* b
     cdef place_t* place
@@ -2698,8 +2700,6 @@ cdef void split_chunks(uvm_t* p, uint32_t block, uint32_t other, const block_t* 
             for half in range(2):
                 b = block_no(p, other if half else block)
                 place = theirs if half else mine
-                start = 0
-                pages = 0
                 inside += hand_out(p, s, b, other if half else block,
                                    cut_no(p, place.chunk), number, offset, page, size)
             if inside > 1:
@@ -2777,7 +2777,7 @@ cdef void split_block(uvm_t* p, uint32_t block, uint32_t rest, uint32_t at) noex
 
 cdef int uvm_split(uvm_t* p, uint32_t number, uint64_t page) noexcept nogil:
     """Cut a range before *page*; a block that it cuts falls in two, chunks too."""
-    cdef uint32_t rest, block, n = 0, place
+    cdef uint32_t rest, block
     cdef range_t* r = range_no(p, number)
     cdef range_t* new
     cdef arena_t* arena
@@ -3917,7 +3917,6 @@ cdef class UvmProcess(Process):
     def rule_record(self, page, processor):
         """Thrashing detection learns of a page that moved; the processors known for it."""
         cdef uint32_t block = self.made(page), bit = page % BLOCK
-        cdef histories_t* hs
         cdef bint pinned = False
         if block_no(self.p, block).histories:
             pinned = has(histories_no(self.p, block_no(self.p, block).histories).pinned, bit)
@@ -3927,9 +3926,11 @@ cdef class UvmProcess(Process):
     def users(self, page):
         """Processors that thrashing detection knows of a page, a bit each."""
         cdef uint32_t block = self.made(page)
+        cdef histories_t* hs
         if not block_no(self.p, block).histories:
             return 0
-        return histories_no(self.p, block_no(self.p, block).histories).pages[page % BLOCK].processors
+        hs = histories_no(self.p, block_no(self.p, block).histories)
+        return hs.pages[page % BLOCK].processors
 
     cdef uint32_t made(self, uint64_t page) except 0:
         """The block at a page, with room for an operation on it."""
@@ -4066,7 +4067,7 @@ cdef object root_key(uvm_t* p, uint32_t number):
     """What a chunk is, by what lies in it: (offset, pages, first page) of each part."""
     cdef root_t* root = root_no(p, number)
     cdef split_t* s
-    cdef uint32_t offset, size
+    cdef uint32_t offset
     if root.block:
         return ((0, BLOCK, block_no(p, root.block).frame * BLOCK),)
     s = split_no(p, root.split)

@@ -296,7 +296,7 @@ def unpack(UvmProcess process not None, tables):
         If the state cannot be allocated.
     """
     cdef uvm_t* p = process.p
-    cdef uint32_t i, gpu, numbers
+    cdef uint32_t i, gpu
     rows = checked(tables)
     need(len(process) == 0 and p.node.ntenants == 1 and p.node.sequence == 0,
          "expected a new process on a node of its own")
@@ -507,7 +507,7 @@ cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered
         else:
             need(root.block != 0, "a chunk of nobody")
     for (gpu, kind), heap in sorted(heaps.items()):
-        for height, number in sorted(heap):
+        for _, number in sorted(heap):
             root = root_no(p, number)
             need(root.split != 0, "stacks, expected of chunks that are cut")
             uvm_stack(p, number, kind, True)
