@@ -509,6 +509,7 @@ def test_faults_that_move_nothing(gpu: dict[str, Any], prefetch: bool, seed: int
     made = machine(gpu, gpu).gpus
     both = (UvmProcess(made, Uvm(prefetch=prefetch)), UvmReference(made, Uvm(prefetch=prefetch)))
     for p in both:
+        p.set_costs(Costs())
         p.mmap(0, 4 * BLOCK - 1)
         p.prefetch(0, 3 * BLOCK - 1, 0)
         p.advise("preferred_location", True, 0, 4 * BLOCK - 1, 0)
