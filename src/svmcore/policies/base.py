@@ -42,9 +42,8 @@ class Policy:
 
     #: Name on the command line; set by :func:`register`.
     name: ClassVar[str] = ""
-    #: Neutral words of advice that processes take by themselves: whether each names a
-    #: location, whether it can be unset. Empty where advice is a driver's attribute.
-    ADVICE: ClassVar[Mapping[str, tuple[bool, bool]]] = {}
+    #: Neutral words of advice that its processes take; empty where advice is an attribute.
+    ADVICE: ClassVar[tuple[str, ...]] = ()
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.
