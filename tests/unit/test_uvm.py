@@ -536,6 +536,18 @@ def test_a_delivery_is_served_dropped_or_fatal() -> None:
             p.deliver(bad)
 
 
+def test_a_mapped_page_that_the_prefetcher_moves_keeps_no_claim(either: Any) -> None:
+    """A strong atomic on a mapped page beside a fault that takes the page along."""
+    p = either({}, {})
+    p.access(0, 0, 15, 1)
+    p.prefetch(5, 5, 2)
+    p.advise("accessed_by", True, 0, BLOCK - 1, 2)
+    p.deliver([(2, 5, 2), (2, 3, 2)])
+    tables = p.snapshot()["blocks"][0]["tables"]
+    assert (p.copies(3), p.copies(5)) == (1, 1)  # the tree took page 5 to the CPU
+    assert [[table[2] >> page & 1 for table in tables] for page in (3, 5)] == [[1, 1, 1], [1, 1, 0]]
+
+
 def test_protection_holds_the_cpu_and_not_the_gpu() -> None:
     space = Space(machine(), policy="uvm")
     space.map(BASE, 4096, prot="r")

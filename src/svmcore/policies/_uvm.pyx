@@ -1899,6 +1899,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     cdef uint64_t pins[8]
     cdef uint64_t m[8]
     cdef uint64_t early[8]
+    cdef request_t asked
     cdef uint64_t used = 0, value = 0, holders, early_pages = 0
     cdef uint32_t w, page, number, target = 0
     cdef int32_t latest = -1
@@ -1920,6 +1921,12 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
                 | (place.tables[2][w] & q.strong[w])
             )
             todo[w] &= ~out.served[w]
+        if any_of(out.served):
+            # What is mapped already asks for nothing, even if the prefetcher moves it.
+            asked = q[0]
+            drop(asked.write, out.served)
+            drop(asked.strong, out.served)
+            q = &asked
     if p.thrashing and b.histories and any_of(todo) and not epoch_over(p, block):
         hs = histories_no(p, b.histories)
         page = 0
