@@ -2,7 +2,7 @@
 
 Every operation runs on both; after each one everything that can be seen of
 either is compared, and both check their invariants. Run as a script for the
-long drive: ``python tests/model/test_kfd_model.py --steps 200000 --seed 1``.
+long drive: ``PYTHONPATH=tests python tests/model/test_kfd_model.py --steps 200000 --seed 1``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from choices import Choice, DrawnChoice, RandomChoice
 from svmcore.machine import Costs, Gpu
 from svmcore.policies._kfd import KfdProcess
 from svmcore.policies.outcome import Outcome
@@ -60,36 +61,6 @@ AREA = (
     (1000, 100, "rw", "stack"),
     (1100, 200, "rw", "anon"),
 )
-
-
-class Choice(Protocol):
-    """Where decisions come from: hypothesis or a seeded generator."""
-
-    def pick(self, values: Sequence[Any]) -> Any: ...
-
-    def number(self, low: int, high: int) -> int: ...
-
-
-class RandomChoice:
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def pick(self, values: Sequence[Any]) -> Any:
-        return values[int(self.rng.random() * len(values))]
-
-    def number(self, low: int, high: int) -> int:
-        return low + int(self.rng.random() * (high - low + 1))
-
-
-class DrawnChoice:
-    def __init__(self, data: st.DataObject) -> None:
-        self.data = data
-
-    def pick(self, values: Sequence[Any]) -> Any:
-        return values[self.number(0, len(values) - 1)]
-
-    def number(self, low: int, high: int) -> int:
-        return self.data.draw(st.integers(low, high))
 
 
 # ---- configurations --------------------------------------------------------------------

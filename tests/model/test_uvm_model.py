@@ -2,17 +2,16 @@
 
 Every operation runs on both; after each one the whole state of either is
 compared, and both check their invariants. Run as a script for the long drive:
-``python tests/model/test_uvm_model.py --steps 200000 --seed 1``.
+``PYTHONPATH=tests python tests/model/test_uvm_model.py --steps 200000 --seed 1``.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from choices import Choice, DrawnChoice, RandomChoice
 from svmcore._process import Node
 from svmcore.machine import Costs, Gpu
 from svmcore.policies._uvm import UvmProcess
@@ -45,36 +45,6 @@ MAPPINGS = (
 )
 WORDS = ("preferred_location", "preferred_location", "accessed_by", "access_in_place")
 TIMES = (0, 0, 0, 1_000, 20_000, 100_000, 400_000, 600_000, 150_000_000, 1_100_000_000)
-
-
-class Choice(Protocol):
-    """Where decisions come from: hypothesis or a seeded generator."""
-
-    def pick(self, values: Sequence[Any]) -> Any: ...
-
-    def number(self, low: int, high: int) -> int: ...
-
-
-class RandomChoice:
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def pick(self, values: Sequence[Any]) -> Any:
-        return values[int(self.rng.random() * len(values))]
-
-    def number(self, low: int, high: int) -> int:
-        return low + int(self.rng.random() * (high - low + 1))
-
-
-class DrawnChoice:
-    def __init__(self, data: st.DataObject) -> None:
-        self.data = data
-
-    def pick(self, values: Sequence[Any]) -> Any:
-        return values[self.number(0, len(values) - 1)]
-
-    def number(self, low: int, high: int) -> int:
-        return self.data.draw(st.integers(low, high))
 
 
 # ---- configurations --------------------------------------------------------------------
