@@ -913,8 +913,11 @@ class Space:
 
     # ---- views -----------------------------------------------------------------------
 
-    def ranges(self) -> list[Any]:
-        """Every range in address order: of :class:`RangeInfo`, or as the policy tells them."""
+    def ranges(self) -> list[RangeInfo]:
+        """Every range in address order.
+
+        A policy with ranges of another kind tells its own: ``ManagedRange`` under uvm.
+        """
         if hasattr(self.policy, "ranges"):
             return self.policy.ranges(self.process)  # type: ignore[no-any-return]
         return [self._range_info(row) for row in self.process.ranges()]

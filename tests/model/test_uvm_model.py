@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -272,7 +271,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    done, seed, began = 0, options.seed, time.perf_counter()
+    done, seed = 0, options.seed
     while done < options.steps:
         try:
             done += drive(seed, 150)
@@ -282,9 +281,7 @@ def main() -> None:
         seed += 1
         if sys.stderr.isatty():
             print(f"\r{done} steps, seed {seed}", end="", file=sys.stderr)
-    print(
-        f"{done} steps, {seed - options.seed} histories, {time.perf_counter() - began:.0f} s: equal"
-    )
+    print(f"{done} steps, 0 differences")
 
 
 if __name__ == "__main__":
