@@ -100,15 +100,19 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
     # Only such files need them.
     from .checkpoint import vectors as checkpoint
     from .managed import vectors as managed
+    from .stacks import vectors as softstack
 
     document = _document(text)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
+    if softstack.recognised(document):
+        return _run_softstack(str(path), document, reference=reference)
     if managed.is_case_file(document):
         return _run_managed(str(path), document)
     raise InvalidArgumentError(
         f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
-        "a table of checkpoint transitions, or one JSON object of cases of managed memory"
+        "a table of checkpoint transitions, launch-stack cases, or one JSON object of cases of "
+        "managed memory"
     )
 
 
@@ -147,6 +151,23 @@ def _run_managed(path: str, table: dict[str, Any]) -> Report:
                     f"{path}: case {name}: expected steps and outputs of managed memory: {error!r}"
                 ) from error
             report.add(f"{name} {mode}", found)
+    return report
+
+
+# ---- launch stacks -----------------------------------------------------------------------
+
+
+def _run_softstack(path: str, table: dict[str, Any], *, reference: bool) -> Report:
+    from .stacks import vectors as softstack
+
+    report = Report(path)
+    try:
+        for label, differences in softstack.run_cases(table, reference=reference):
+            report.add(label, differences)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgumentError(f"{path}: expected softstack cases: {error!r}") from error
     return report
 
 

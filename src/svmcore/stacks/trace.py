@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,9 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError, TraceError
+from ..traces.writers import whole_file
 from ..units import format_size
 
 __all__ = [
+    "COLUMNS",
     "RECORD",
     "STACK_BYTES",
     "Alloc",
@@ -114,7 +115,7 @@ class Touch(NamedTuple):
 
 
 _OF = {"launch": Launch, "alloc": Alloc, "free": Free, "touch": Touch}
-_COLUMNS = (
+COLUMNS = (
     "op", "t", "thread", "stream", "teams", "threads", "kernel_ns", "bytes", "id", "addr"
 )  # fmt: skip
 
@@ -198,20 +199,15 @@ class LaunchTrace:
         """Write the trace as JSON lines, whole or not at all.
 
         Stack blocks are written as ``bytes``, ids as numbers.
+
+        Raises
+        ------
+        FileError
+            If it cannot be written; a file of that name is as it was.
         """
-        target = Path(path)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=target.parent, prefix=f".{target.name}.", delete=False, encoding="ascii"
-        ) as file:
-            try:
-                for row in self.records:
-                    file.write(json.dumps(self._row(row)) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with whole_file(str(path)) as file:
+            for row in self.records:
+                file.write(json.dumps(self._row(row)).encode("ascii") + b"\n")
 
     def _row(self, row: Any) -> dict[str, Any]:
         op = Op(int(row["op"])).name.lower()
@@ -264,8 +260,8 @@ class _Builder:
         if op not in _OF:
             raise ValueError(f"op {op!r}, expected one of {', '.join(_OF)}")
         for key in record:
-            if key not in _COLUMNS:
-                raise ValueError(f"unknown field {key!r}, expected {', '.join(_COLUMNS)}")
+            if key not in COLUMNS:
+                raise ValueError(f"unknown field {key!r}, expected {', '.join(COLUMNS)}")
         t = _number(record, "t", 0, _MOST_NS)
         thread = _number(record, "thread", 0, _MOST_NUMBER - 1)
         stream, kernel, name = 0, 0, 0
@@ -331,51 +327,72 @@ _GOMP_LAUNCH = re.compile(
 _GOMP_LOOSE = re.compile(r"\bkernel\b.*\blaunch\b.*teams:.*threads:")
 
 
+class _LineError(ValueError):
+    """What is wrong with a line that is no record."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+_Numbered = Iterator[tuple[int, Mapping[str, Any]]]
+
+
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(io.StringIO(text), 1):
         if line.strip():
             yield number, line.rstrip("\r\n")
 
 
-def _read_jsonl(build: _Builder, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    last = text.count("\n") + (not text.endswith("\n"))
+def _cut_off(build: _Builder, number: int, text: str) -> bool:
+    """Whether a damaged line is the last one, cut off as a killed program leaves it."""
+    if text.endswith("\n") or number <= text.count("\n"):
+        return False
+    build.repair("last line cut off")
+    return True
+
+
+def _read_jsonl(build: _Builder, text: str) -> _Numbered:
     for number, line in _lines(text):
         try:
             record = json.loads(line)
-        except ValueError:
-            if number == last and not text.endswith("\n"):
-                build.repair("last line cut off")
-                return
-            raise ValueError(f"{line!r:.60}, expected a JSON object") from None
+        except (ValueError, RecursionError):
+            record = None
         if not isinstance(record, dict):
-            raise ValueError(f"{line!r:.60}, expected a JSON object")
+            if _cut_off(build, number, text):
+                return
+            raise _LineError(number, f"{line!r:.60}, expected a JSON object")
         yield number, record
 
 
-def _read_csv(build: _Builder, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_csv(build: _Builder, text: str) -> _Numbered:
     reader = csv.reader(io.StringIO(text), strict=True)
-    header: list[str] | None = None
-    for row in reader:
-        if not row or not any(cell.strip() for cell in row):
-            continue
-        if header is None:
-            header = [cell.strip().lower() for cell in row]
-            unknown = [cell for cell in header if cell not in _COLUMNS]
-            if unknown or "op" not in header or len(set(header)) != len(header):
-                raise ValueError(
-                    f"columns {','.join(header)!r:.80}, expected op and some of "
-                    f"{', '.join(_COLUMNS[1:])}"
-                )
-            continue
-        if len(row) != len(header):
-            if not text.endswith("\n") and reader.line_num == len(text.splitlines()):
-                build.repair("last line cut off")
+    header: list[str] = []
+    try:
+        for row in reader:
+            number = reader.line_num
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            if not header:
+                header = [cell.lower() for cell in cells]
+                if not set(header) <= set(COLUMNS) or len(set(header)) != len(header):
+                    raise _LineError(
+                        number,
+                        f"columns {','.join(header)!r:.80}, expected op and some of "
+                        f"{', '.join(COLUMNS[1:])}",
+                    )
+            elif len(cells) == len(header):
+                yield number, dict(zip(header, cells, strict=True))
+            elif _cut_off(build, number, text):
                 return
-            raise ValueError(f"{len(row)} fields, expected {len(header)}")
-        yield reader.line_num, dict(zip(header, (cell.strip() for cell in row), strict=True))
+            else:
+                raise _LineError(number, f"{len(cells)} fields, expected {len(header)}")
+    except csv.Error as error:
+        raise _LineError(reader.line_num, f"{error}, expected CSV") from None
 
 
-def _read_gomp(build: _Builder, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_gomp(build: _Builder, text: str) -> _Numbered:
     for number, line in _lines(text):
         match = _GOMP_LAUNCH.search(line)
         if match is not None:
@@ -384,7 +401,7 @@ def _read_gomp(build: _Builder, text: str) -> Iterator[tuple[int, Mapping[str, A
             build.repair("launch line not understood")
 
 
-_READERS: dict[str, Callable[[_Builder, str], Iterator[tuple[int, Mapping[str, Any]]]]] = {
+_READERS: dict[str, Callable[[_Builder, str], _Numbered]] = {
     "launch-csv": _read_csv,
     "launch-jsonl": _read_jsonl,
     "gomp-debug": _read_gomp,
@@ -448,18 +465,10 @@ def open_launches(
     try:
         for number, record in _READERS[form](build, text):
             build.add(record)
-    except (ValueError, csv.Error) as error:
-        place = _place(error, number, text, form)
-        raise TraceError(where, f"line {place}", str(error)) from None
+    except _LineError as error:
+        raise TraceError(where, f"line {error.number}", str(error)) from None
+    except ValueError as error:
+        raise TraceError(where, f"line {number}", str(error)) from None
     if not build.rows:
         raise TraceError(where, "", "no record, expected one or more")
     return build.trace(where, form)
-
-
-def _place(error: Exception, number: int, text: str, form: str) -> int:
-    """Line of an error: of the record at hand, or of the next one that was not understood."""
-    if "expected a JSON object" in str(error) or isinstance(error, csv.Error):
-        return next((n for n, _ in _lines(text) if n > number), number)
-    if form == "launch-csv" and ("fields, expected" in str(error) or "columns" in str(error)):
-        return next((n for n, _ in _lines(text) if n > number), 1)
-    return number

@@ -23,7 +23,7 @@ from .kfd_smi import UNDEFINED_GPU, MigrateValue
 from .opening import os_failure
 from .records_csv import ACCESS_NAMES, FIELDS, KIND_NAMES, PROCESSOR_NAMES
 
-__all__ = ["WRITERS", "Written", "write_records"]
+__all__ = ["WRITERS", "Written", "whole_file", "write_records"]
 
 #: Trigger of a migration that a TTM eviction caused, for EVICT records.
 _TTM_EVICTION = 3
@@ -41,7 +41,7 @@ class Written(NamedTuple):
 
 
 @contextlib.contextmanager
-def _whole_file(path: str) -> Iterator[BinaryIO]:
+def whole_file(path: str) -> Iterator[BinaryIO]:
     """A file that takes its name only when the block ends without an error."""
     final = Path(path)
     temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}.tmp"
@@ -347,7 +347,7 @@ def write_records(
         raise InvalidArgumentError(f"gpu_ids {ids}: expected different numbers of 32 bits, not 0")
     name = os.fspath(path)
     totals: dict[int, int] = {}
-    with _whole_file(name) as file:
+    with whole_file(name) as file:
         told = _told(arrays, name, WRITERS[format], totals)
         match format:
             case "npy":
