@@ -746,16 +746,14 @@ cdef void simulate(sim_t* s, int32_t nthreads) noexcept nogil:
             s.now = e.time
             time = step(s, s.threads + e.thread)
             if time < 0:
-                if time == ENDED:
-                    s.counts.stuck -= 1
-                    s.counts.end_ns = s.now
+                s.counts.stuck -= time == ENDED
                 break
             e.time = time
             if s.nheap and before(s.heap, &e):
                 push(s, e.time, e.thread)
                 break
     s.counts.kept_bytes = s.stack
-    s.now = s.counts.end_ns
+    s.counts.end_ns = s.now
     close_device(s)
     s.counts.left_bytes = s.used
     s.counts.makespan_ns = s.now
@@ -810,7 +808,7 @@ def run(*, const int64_t[::1] t, const int64_t[::1] kernel, const int32_t[::1] c
             and code.shape[0] == n and ident.shape[0] == n and stream.shape[0] == n
             and op.shape[0] == n and starts[0] == 0 and starts[nthreads] == n
             and n < 1 << 30 and nids >= 0):
-        raise InvalidArgumentError("launch trace: expected arrays of one length, of 1 record or more")
+        raise InvalidArgumentError("launch trace: expected arrays of one length, 1 record or more")
     for i in range(nthreads):
         if starts[i] > starts[i + 1]:
             raise InvalidArgumentError(f"launch trace: thread {i}: expected ascending starts")

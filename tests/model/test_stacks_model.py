@@ -1,11 +1,14 @@
 """Launch stacks: the compiled loop against the readable one, and what always holds."""
 
 import dataclasses
+import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from svmcore import stacks
+from svmcore.errors import InvalidArgumentError
 from svmcore.stacks import reference
 
 MIB = 1 << 20
@@ -96,7 +99,9 @@ def test_blocks_are_within_capacity_and_gone_after_close(rows, policy, cost, cap
     assert result.stack_peak_bytes == max(levels, default=0) <= capacity
     assert min(levels, default=0) >= 0
     assert not levels or levels[-1] == 0
-    assert result.hits + result.stack_allocs + result.fatal == result.launches
+    # A launch hits, allocates, ends its thread, or waits for ever behind one that did.
+    rest = result.launches - result.hits - result.stack_allocs - result.fatal
+    assert 0 <= rest <= result.stuck
     assert result.stack_allocs <= result.allocs
     live = result.allocs - result.frees
     assert (live == 0) == (result.left_bytes == 0)
@@ -108,7 +113,7 @@ def test_blocks_are_within_capacity_and_gone_after_close(rows, policy, cost, cap
 def test_locked_block_has_at_most_one_block(rows, cost, policy):
     _, levels = stack_levels(stacks.LaunchTrace.of(rows), policy, cost, 64 * MIB)
     # From one block to the next the old one goes first: every other level is 0.
-    assert all(not one or not other for one, other in zip(levels, levels[1:], strict=False))
+    assert all(not one or not other for one, other in itertools.pairwise(levels))
 
 
 @given(records, costs, st.integers(1, 4))
@@ -183,9 +188,5 @@ def test_a_freed_block_is_not_freed_again():
             yield from self.device.free(block)
 
     trace = stacks.LaunchTrace.of([stacks.Launch()])
-    try:
+    with pytest.raises(InvalidArgumentError, match="freed twice"):
         stacks.replay(trace, Twice)
-    except stacks.model.InvalidArgumentError as error:
-        assert "freed twice" in str(error)
-    else:
-        raise AssertionError

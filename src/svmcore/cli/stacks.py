@@ -23,6 +23,7 @@ from ..report.stacks import (
     report,
 )
 from ..stacks import (
+    BuiltIn,
     Cliff,
     LaunchCosts,
     LaunchTrace,
@@ -33,10 +34,10 @@ from ..stacks import (
     policy,
     policy_names,
     replay,
-    sweep,
+    space_for,
 )
 from ..stacks.measured import FITTED, agreement, fit, read_measured
-from ..stacks.trace import STACK_BYTES
+from ..stacks.trace import STACK_BYTES, Op
 from ..units import PAGE_SIZE, format_size, parse_size
 from .common import CheckFailedError, emit_json, json_option, printable, show
 from .replay import machine_of
@@ -73,9 +74,7 @@ _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
     multiple=True,
     help="A launch cost or switch in place of the machine's, as concurrent=off or wake_ns=0.",
 )
-@click.option(
-    "form", "--format", metavar="FORMAT", help="launch-csv, launch-jsonl or gomp-debug."
-)
+@click.option("form", "--format", metavar="FORMAT", help="launch-csv, launch-jsonl or gomp-debug.")
 @click.option(
     "--stack-bytes",
     metavar="SIZE",
@@ -127,19 +126,20 @@ def stacks(
     if fitting or check:
         raise InvalidArgumentError("--fit, --check: expected them with --measured CSV")
     node = machine_of(machine)
-    options: dict[str, Any] = {"costs": costs, "capacity": _bytes(capacity, node)}
+    size = _bytes(capacity, node)
     with _busy(f"reading {printable(str(trace))}"):
         source = open_launches(str(trace), form, stack_bytes=parse_size(stack_bytes))
+    run = _Run(source, node, {"costs": costs, "capacity": size}, events=plot is not None)
     with _busy(f"replaying {source.launches:,} launches"):
-        results = _results(source, policies, swept, options | {"events": plot is not None})
-        cliffs = _cliffs(source, results, options)
+        results = _results(run, policies, swept)
+        cliffs = run.cliffs(results)
     if plot is not None:
         plot_timeline(results, plot)
     if as_json:
-        emit_json(_table(source, node, options, results, cliffs))
+        emit_json(_table(run, results, cliffs))
         return
     assumed = " (launch costs of the preset h200)" if costs.assumed else ""
-    head = f"modelled on {printable(node.name)}{assumed}, {format_size(options['capacity'])}"
+    head = f"modelled on {printable(node.name)}{assumed}, {format_size(size)}"
     show(report(source, results, cliffs, head))
     if plot is not None:
         show([f"wrote {printable(str(plot))}"])
@@ -177,35 +177,49 @@ def _bytes(capacity: str | None, node: Machine) -> int:
         raise InvalidArgumentError(f"--capacity: {error}") from error
 
 
-def _results(
-    source: LaunchTrace, policies: tuple[str, ...], swept: str | None, options: dict[str, Any]
-) -> dict[str, StackResult]:
+class _Run:
+    """A trace on a device: what it is replayed on, again for each policy."""
+
+    def __init__(
+        self, source: LaunchTrace, node: Machine, options: dict[str, Any], *, events: bool
+    ) -> None:
+        self.source = source
+        self.node = node
+        self.options = options
+        self.events = events
+        self.shared = bool((source.records["op"] == Op.TOUCH).any())
+
+    def replay(self, by: BuiltIn) -> StackResult:
+        space = None
+        if self.shared:  # a fresh process of shared virtual memory for each policy
+            space = space_for(self.source, self.node, capacity=self.options["capacity"])
+        return replay(self.source, by, space=space, events=self.events, **self.options)
+
+    def cliffs(self, results: dict[str, StackResult]) -> list[Cliff]:
+        if self.shared:
+            return []
+        found = (cliff(self.source, result.policy, **self.options) for result in results.values())
+        return [one for one in found if one is not None]
+
+
+def _results(run: _Run, policies: tuple[str, ...], swept: str | None) -> dict[str, StackResult]:
     if swept is None:
         chosen = {name.strip(): policy(name) for name in policies or policy_names()}
-        return {name: replay(source, one, **options) for name, one in chosen.items()}
-    key, equals, values = swept.partition("=")
-    if not equals:
-        raise InvalidArgumentError(f"--sweep {swept}: expected key=value,value,...")
-    found: dict[str, StackResult] = {}
-    for name in policies or ("locked_block",):
-        found |= sweep(source, name, options=options, **{key.strip(): values.split(",")})
-    return found
+    else:
+        key, equals, values = (part.strip() for part in swept.partition("="))
+        if not equals or not values:
+            raise InvalidArgumentError(f"--sweep {swept}: expected key=value,value,...")
+        made = [
+            policy(name).with_setting(key, value)
+            for name in policies or ("locked_block",)
+            for value in values.split(",")
+        ]
+        chosen = {str(one): one for one in made}
+    return {name: run.replay(one) for name, one in chosen.items()}
 
 
-def _cliffs(
-    source: LaunchTrace, results: dict[str, StackResult], options: dict[str, Any]
-) -> list[Cliff]:
-    found = (cliff(source, result.policy, **options) for result in results.values())
-    return [one for one in found if one is not None]
-
-
-def _table(
-    source: LaunchTrace,
-    node: Machine,
-    options: dict[str, Any],
-    results: dict[str, StackResult],
-    cliffs: list[Cliff],
-) -> dict[str, Any]:
+def _table(run: _Run, results: dict[str, StackResult], cliffs: list[Cliff]) -> dict[str, Any]:
+    source = run.source
     return {
         "svmcore": __version__,
         "trace": {
@@ -217,9 +231,9 @@ def _table(
             "digest": source.digest,
             "repaired": source.repaired,
         },
-        "machine": node.name,
-        "costs": dataclasses.asdict(options["costs"]),
-        "capacity_bytes": options["capacity"],
+        "machine": run.node.name,
+        "costs": dataclasses.asdict(run.options["costs"]),
+        "capacity_bytes": run.options["capacity"],
         "results": {name: result.to_dict() for name, result in results.items()},
         "cliffs": [dataclasses.asdict(one) for one in cliffs],
     }

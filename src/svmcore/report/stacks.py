@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-__all__ = ["check_plot", "cliff_line", "measured_report", "plot_measured", "plot_timeline", "report"]
+__all__ = [
+    "check_plot",
+    "cliff_lines",
+    "measured_report",
+    "plot_measured",
+    "plot_timeline",
+    "report",
+]
 
 #: File types of a plot.
 PLOTS = (".svg", ".png", ".pdf")
@@ -68,30 +75,41 @@ def report(
             *(show(getattr(result, key)) for _, key, show in extra),
             f"{result.us_per_launch:,.1f}",
         )
+    amounts = (
+        counted(trace.launches, "launch", "launches"),
+        counted(len(trace) - trace.launches, "other record"),
+        counted(len(trace.threads), "host thread"),
+    )
     lines: list[str | Table] = [
-        f"{printable(trace.name)} ({trace.form}): {counted(trace.launches, 'launch', 'launches')}, "
-        f"{counted(len(trace) - trace.launches, 'other record')}, "
-        f"{counted(len(trace.threads), 'host thread')}",
+        f"{printable(trace.name)} ({trace.form}): {', '.join(amounts)}",
         head,
         "",
         table,
         "",
     ]
-    lines += [cliff_line(found) for found in cliffs]
+    lines += cliff_lines(cliffs, trace.stack_bytes)
     lines += [f"note: {number:,} x {what}" for what, number in trace.repaired.items()]
     if lines[-1] == "":
         lines.pop()
     return lines
 
 
-def cliff_line(found: Cliff) -> str:
-    """A cliff in one line: the limit, the launch that is over it, what more would bring."""
-    return (
-        f"cliff: {found.policy} keeps a block of up to {found.warps_kept:,} warps "
-        f"({format_size(found.limit)}); this trace asks for {format_size(found.smallest_over)}: "
-        f"{found.hits:,} of {counted(found.launches, 'launch', 'launches')} hit, "
-        f"{found.best_hits:,} with {format_size(found.enough)}."
-    )
+def cliff_lines(cliffs: Sequence[Cliff], stack_bytes: int) -> list[str]:
+    """Cliffs, a line for those that are alike: the limit, what is over it, what more brings."""
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for one in cliffs:
+        figures = (one.limit, one.smallest_over, one.hits, one.best_hits, one.launches, one.enough)
+        alike.setdefault(figures, []).append(one.policy.partition("(")[0])
+    lines = []
+    for (limit, over, hits, best, launches, enough), names in alike.items():
+        warps = counted(over // stack_bytes, "warp")
+        lines.append(
+            f"cliff: {', '.join(dict.fromkeys(names))}: the limit of {format_size(limit)} keeps "
+            f"blocks of up to {limit // stack_bytes:,} warps, launches here have {warps} "
+            f"({format_size(over)}): {hits:,} of {launches:,} hit; "
+            f"a limit of {format_size(enough)} brings {best:,}."
+        )
+    return lines
 
 
 def measured_report(found: Agreement) -> list[str | Table]:
@@ -202,6 +220,7 @@ def plot_timeline(results: Mapping[str, StackResult], path: str | Path) -> None:
             axis.broken_barh(bars, (thread - 0.4, 0.8), facecolors=f"C{thread % 10}")
         axis.set_title(printable(name), loc="left", fontsize=9)
         axis.set_ylabel("thread")
+        axis.set_yticks(sorted(rows))
         memory = axis.twinx()
         steps.append((result.end_ns / 1e6, steps[-1][1]))
         memory.step(

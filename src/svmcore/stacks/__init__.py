@@ -14,6 +14,7 @@ from .model import (
     compare,
     geometry,
     replay,
+    space_for,
     sweep,
 )
 from .policies import SOFTSTACK_CACHE_LIMIT, BuiltIn, policy, policy_names
@@ -48,5 +49,6 @@ __all__ = [
     "policy",
     "policy_names",
     "replay",
+    "space_for",
     "sweep",
 ]

@@ -89,7 +89,7 @@ def read_measured(path: str | Path) -> list[Row]:
     """
     where = str(path)
     rows = []
-    number = 1
+    reader = csv.DictReader(())
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -100,11 +100,10 @@ def read_measured(path: str | Path) -> list[Row]:
             ]
             if missing:
                 raise ValueError(f"no column {missing[0]}, expected {', '.join(_COLUMNS)}")
-            for number, line in enumerate(reader, 2):
-                numbers = [int(line[name]) for name in _COLUMNS[1:]]
-                row = Row(
-                    line["policy"], bool(numbers[0]), *numbers[1:], float(line["us_per_launch"])
-                )
+            for line in reader:
+                own, threads, stack, kernel, launches = (int(line[name]) for name in _COLUMNS[1:])
+                us = float(line["us_per_launch"])
+                row = Row(line["policy"], bool(own), threads, stack, kernel, launches, us)
                 if row.policy not in POLICIES:
                     raise ValueError(
                         f"policy {row.policy!r}, expected one of {', '.join(POLICIES)}"
@@ -116,7 +115,7 @@ def read_measured(path: str | Path) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(where, "", f"expected a readable file: {error}") from error
     except (TypeError, ValueError, csv.Error) as error:
-        raise TraceError(where, f"line {number}", str(error)) from None
+        raise TraceError(where, f"line {reader.line_num or 1}", str(error)) from None
     if not rows:
         raise TraceError(where, "", "no row, expected one or more")
     return rows
@@ -142,7 +141,7 @@ class Agreement:
 
     @property
     def median_error(self) -> float:
-        """Median of \\|modelled / measured - 1\\| over all rows."""
+        """Median error over all rows; 0.1 is a tenth of the measured time."""
         return statistics.median(_error(row, us) for row, us in self.rows)
 
     def groups(self) -> dict[tuple[str, bool, int], float]:

@@ -29,6 +29,7 @@ __all__ = [
     "compare",
     "geometry",
     "replay",
+    "space_for",
     "sweep",
 ]
 
@@ -66,7 +67,8 @@ class StackResult:
         Threads that ended because no block could be had; threads that waited for
         ever for a lock of such a one.
     end_ns, makespan_ns : int
-        When the last thread ended, and when the device was closed.
+        When the last thread ended, or began to wait for ever, and when the device
+        was closed.
     evicted_bytes : int
         Shared virtual memory that blocks and allocations pushed out of the device.
     events : list
@@ -292,7 +294,7 @@ def replay(
         chosen = policy(by)
         name = str(chosen)
         if space is None and not readable and not events:
-            return StackResult(name, **_run_compiled(trace, chosen, costs, total))
+            return StackResult(policy=name, **_run_compiled(trace, chosen, costs, total))  # type: ignore[arg-type]
         own = chosen.readable(total)
     else:
         own = by()
@@ -353,9 +355,9 @@ def _run_compiled(
         ident=ident,
         stream=stream.astype(np.int32),
         op=records["op"].astype(np.int8),
-        starts=np.searchsorted(
-            records["thread"], np.arange(len(trace.threads) + 1)
-        ).astype(np.int64),
+        starts=np.searchsorted(records["thread"], np.arange(len(trace.threads) + 1)).astype(
+            np.int64
+        ),
         size=np.array([0, *table], np.int64),
         alloc_ns=np.array([0, *(size_cost(costs.alloc, size) for size in table)], np.int64),
         free_ns=np.array([0, *(size_cost(costs.free, size) for size in table)], np.int64),
@@ -365,6 +367,45 @@ def _run_compiled(
         capacity=capacity,
         **chosen.compiled(capacity),
     )
+
+
+def space_for(
+    trace: LaunchTrace,
+    machine: str | Path | Machine = _DEFAULT,
+    *,
+    capacity: int | str | None = None,
+    policy: str = "kfd",
+) -> Space:
+    """A space in which the pages that the trace touches are mapped; nothing is resident yet.
+
+    Parameters
+    ----------
+    trace : LaunchTrace
+    machine : str, Path or Machine
+    capacity : int or str, optional
+        Bytes of its first GPU, in place of the machine's; rounded down to pages.
+    policy : str
+        Of shared virtual memory.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an unknown machine or policy, or a capacity below one page.
+    """
+    node = Machine.resolve(machine)
+    pages = _capacity(node, capacity) // PAGE_SIZE
+    first = dataclasses.replace(node.gpus[0], vram_pages=pages)
+    node = dataclasses.replace(node, gpus=(first, *node.gpus[1:]))
+    space = Space(node, policy=policy)
+    end = 0
+    touches = trace.records[trace.records["op"] == Op.TOUCH]
+    for touch in np.sort(touches, order=["id", "size"]):
+        start = max(int(touch["id"]) // PAGE_SIZE * PAGE_SIZE, end)
+        stop = -(-(int(touch["id"]) + int(touch["size"])) // PAGE_SIZE) * PAGE_SIZE
+        if start < stop:
+            space.map(start, stop - start)
+            end = stop
+    return space
 
 
 def compare(
@@ -402,9 +443,7 @@ def sweep(
         it has no value.
     """
     if len(values) != 1:
-        raise InvalidArgumentError(
-            f"sweep: {len(values)} parameters, expected one, as limit=[...]"
-        )
+        raise InvalidArgumentError(f"sweep: {len(values)} parameters, expected one, as limit=[...]")
     ((key, list_of),) = values.items()
     if not list_of:
         raise InvalidArgumentError(f"sweep: {key}: expected one value or more")
@@ -447,9 +486,7 @@ class Cliff:
     enough: int
 
 
-def cliff(
-    trace: LaunchTrace, by: str | BuiltIn = "locked_block", **options: Any
-) -> Cliff | None:
+def cliff(trace: LaunchTrace, by: str | BuiltIn = "locked_block", **options: Any) -> Cliff | None:
     """The cliff of a policy's limit on a trace; ``None`` when a larger limit gains no hit.
 
     Parameters

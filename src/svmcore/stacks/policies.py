@@ -111,9 +111,7 @@ _TABLE: dict[str, _Row] = {
             "thread", limit, free_at_exit=s["at_thread_end"] == "free"
         ),
     ),
-    "per_stream": _Row(
-        "keyed", True, _LIMIT, lambda _s, limit: reference.Keyed("stream", limit)
-    ),
+    "per_stream": _Row("keyed", True, _LIMIT, lambda _s, limit: reference.Keyed("stream", limit)),
     "list": _Row("list", False, {}, lambda _s, _limit: reference.BlockList()),
 }
 _WORDS = {"when_full": ("transient", "wait"), "at_thread_end": ("keep", "free")}
@@ -149,9 +147,7 @@ def policy(spec: str | BuiltIn, **settings: Any) -> BuiltIn:
         return _built(spec.name, dict(spec.settings) | settings)
     name, values = parse_spec(spec)
     if name not in _TABLE:
-        raise InvalidArgumentError(
-            f"stack policy {name!r}: expected one of {', '.join(_TABLE)}"
-        )
+        raise InvalidArgumentError(f"stack policy {name!r}: expected one of {', '.join(_TABLE)}")
     return _built(name, values | settings)
 
 

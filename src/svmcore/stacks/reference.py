@@ -140,7 +140,7 @@ class Memory(Protocol):
     """Where device memory comes from."""
 
     def take(self, size: int, now: int) -> int | None:
-        """Take bytes; when they are there, ``None`` and nothing is taken when they cannot be had."""
+        """Take bytes; when they are there, ``None`` where they cannot be had."""
 
     def give(self, size: int, now: int) -> None:
         """Give bytes back."""
@@ -191,7 +191,8 @@ class Device:
         """A new lock of the host."""
         return Lock()
 
-    def _allocate(self, size: int, *, stack: bool) -> Steps[bool]:
+    def reserve(self, size: int, *, stack: bool) -> Steps[bool]:
+        """``cuMemAlloc``: whether the bytes could be had."""
         locked = self.costs.driver_lock
         if locked:
             yield Take(self.driver)
@@ -212,7 +213,8 @@ class Device:
             yield Give(self.driver)
         return ready is not None
 
-    def _free(self, size: int, *, stack: bool) -> Steps[None]:
+    def unreserve(self, size: int, *, stack: bool) -> Steps[None]:
+        """``cuMemFree``."""
         locked = self.costs.driver_lock
         if locked:
             yield Take(self.driver)
@@ -238,7 +240,7 @@ class Device:
 
     def allocate(self, size: int) -> Steps[Block]:
         """A new stack block; a failure is fatal to the thread (trunk's rule)."""
-        done = yield from self._allocate(size, stack=True)
+        done = yield from self.reserve(size, stack=True)
         if not done:
             raise FatalError
         return Block(size)
@@ -256,7 +258,7 @@ class Device:
                 f"a stack block of {block.size} bytes is freed twice: expected once"
             )
         block.freed = True
-        yield from self._free(block.size, stack=True)
+        yield from self.unreserve(block.size, stack=True)
 
     def run(self, stream: int, kernel: int, thread: int) -> Steps[None]:
         """Launch a kernel and wait for it."""
@@ -666,11 +668,11 @@ class _User:
         """Trim, try, and once more with everything freed where the policy retries."""
         if self.policy.retries:
             yield from self.policy.trim(force=False)
-        done = yield from self.device._allocate(size, stack=False)
+        done = yield from self.device.reserve(size, stack=False)
         if not done and self.policy.retries:
             yield from self.policy.trim(force=True)
             self.device.counts.retries += 1
-            done = yield from self.device._allocate(size, stack=False)
+            done = yield from self.device.reserve(size, stack=False)
         if done:
             self.sizes[name] = size
         else:
@@ -680,7 +682,7 @@ class _User:
         """Free what lives by that number, if anything does."""
         size = self.sizes.pop(name, None)
         if size is not None:
-            yield from self.device._free(size, stack=False)
+            yield from self.device.unreserve(size, stack=False)
 
 
 def _thread(device: Device, policy: StackPolicy, user: _User, records: Any) -> Steps[None]:
@@ -827,13 +829,12 @@ def run(
                 step = next(threads[thread])
             except (StopIteration, FatalError) as end:
                 counts.fatal += isinstance(end, FatalError)
-                counts.end_ns = device.now
                 running -= 1
                 continue
         queue.step(thread, step)
     counts.stuck = running
     counts.kept_bytes = device.stack
-    device.now = counts.end_ns
+    counts.end_ns = device.now
     for step in policy.close():
         _alone(device, step)
     counts.left_bytes = device.used

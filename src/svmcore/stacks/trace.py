@@ -322,7 +322,7 @@ class _Builder:
 
 #: ``GOMP_DEBUG=1``, plugin nvptx: the launch line of a kernel.
 _GOMP_LAUNCH = re.compile(
-    r"\bkernel\s+\S+:\s*launch\s*\[\(teams:\s*(\d+)\)[^\]]*?\(threads:\s*(\d+)\)[^\]]*\]"
+    r"\bkernel\s+\S+:\s*launch\s*\[\(teams:\s*(\d+)\).*?\(threads:\s*(\d+)\)"
 )
 _GOMP_LOOSE = re.compile(r"\bkernel\b.*\blaunch\b.*teams:.*threads:")
 
@@ -463,7 +463,8 @@ def open_launches(
     build = _Builder(stack_bytes)
     number = 0
     try:
-        for number, record in _READERS[form](build, text):
+        for line, record in _READERS[form](build, text):
+            number = line
             build.add(record)
     except _LineError as error:
         raise TraceError(where, f"line {error.number}", str(error)) from None

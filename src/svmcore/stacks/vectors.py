@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InvalidArgumentError
@@ -12,7 +12,7 @@ from .model import StackResult, replay
 from .policies import BuiltIn, policy
 from .trace import COLUMNS, LaunchTrace
 
-__all__ = ["is_softstack", "run_cases"]
+__all__ = ["expected_rows", "is_softstack", "run_cases"]
 
 _NAMES = {
     "unbounded_2020_10": "unbounded",
@@ -47,28 +47,22 @@ def run_cases(
             raise InvalidArgumentError(f"case {name}: {error}") from error
 
 
+def expected_rows(
+    table: Mapping[str, Any], case: Mapping[str, Any], policies: Iterable[str]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the readable engine says of a case: the value of its key ``expect``."""
+    return {
+        mode: {key: _row(_result(table, case, mode, key, reference=True)) for key in policies}
+        for mode in _FREE_WAITS
+    }
+
+
 def _case(
     table: Mapping[str, Any], name: str, case: Mapping[str, Any], *, reference: bool
 ) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    trace = LaunchTrace.of(
-        ({key: value for key, value in row.items() if key in COLUMNS} for row in case["trace"]),
-        stack_bytes=table["stack_bytes_per_warp"],
-    )
     for mode, rows in case["expect"].items():
-        costs = LaunchCosts(
-            alloc=((0, table["alloc_ns"]),),
-            free=((0, table["free_ns"]),),
-            free_waits=_FREE_WAITS[mode],
-        )
         for key, expected in rows.items():
-            result = replay(
-                trace,
-                _policy(key),
-                costs=costs,
-                capacity=case["capacity_bytes"],
-                readable=reference,
-            )
-            got = _row(result)
+            got = _row(_result(table, case, mode, key, reference=reference))
             yield (
                 f"{name} {mode} {key}",
                 [
@@ -77,6 +71,22 @@ def _case(
                     if not _same(value, got.get(field))
                 ],
             )
+
+
+def _result(
+    table: Mapping[str, Any], case: Mapping[str, Any], mode: str, key: str, *, reference: bool
+) -> StackResult:
+    trace = LaunchTrace.of(
+        ({key: value for key, value in row.items() if key in COLUMNS} for row in case["trace"]),
+        stack_bytes=table["stack_bytes_per_warp"],
+    )
+    costs = LaunchCosts(
+        alloc=((0, table["alloc_ns"]),),
+        free=((0, table["free_ns"]),),
+        free_waits=_FREE_WAITS[mode],
+    )
+    capacity = case["capacity_bytes"]
+    return replay(trace, _policy(key), costs=costs, capacity=capacity, readable=reference)
 
 
 def _policy(key: str) -> BuiltIn:
