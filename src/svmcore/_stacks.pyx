@@ -777,7 +777,7 @@ def run(*, const int64_t[::1] t, const int64_t[::1] kernel, const int32_t[::1] c
     size, alloc_ns, free_ns : arrays, one element a code
         Bytes in ascending order and what they cost; element 0 is not used.
     shared_stream : array, one element a stream
-        Whether it is the context's default stream.
+        Whether several threads launch into it.
     nids : int
         Numbers of allocations.
     policy : str

@@ -223,7 +223,7 @@ def test_geometry_is_capped():
         stacks.geometry(regs_per_thread=255, num_sms=10, threads=32)
     with pytest.raises(InvalidArgumentError, match="num_sms = 0, expected 1 or more"):
         stacks.geometry(regs_per_thread=32, num_sms=0)
-    with pytest.raises(InvalidArgumentError, match="teams 2.5: expected a whole number"):
+    with pytest.raises(InvalidArgumentError, match=r"teams 2\.5: expected a whole number"):
         stacks.geometry(regs_per_thread=32, num_sms=1, teams=2.5)
 
 

@@ -57,7 +57,8 @@ class LaunchCosts:
         waits holds the others up.
     fair : bool
         A released lock goes to the first waiter at once. If not, the waiter wakes
-        after ``wake_ns`` and whoever asks before that has the lock.
+        after ``wake_ns`` and whoever asks before that has the lock; a launch into a
+        stream of the thread's own spins for the driver's lock and has it at once.
     concurrent : bool
         Kernels of different streams run at the same time; if not, one at a time.
     assumed : bool

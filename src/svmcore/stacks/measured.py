@@ -24,7 +24,16 @@ from .costs import LaunchCosts
 from .model import replay
 from .trace import RECORD, LaunchTrace
 
-__all__ = ["FITTED", "Agreement", "Row", "agreement", "fit", "modelled", "read_measured"]
+__all__ = [
+    "FITTED",
+    "Agreement",
+    "Row",
+    "agreement",
+    "fit",
+    "fit_error",
+    "modelled",
+    "read_measured",
+]
 
 #: The measured policies as the model's.
 POLICIES = {
@@ -72,8 +81,8 @@ class Row:
         each = self.launches // self.threads
         records = np.zeros(each * self.threads, RECORD)
         records["thread"] = np.repeat(np.arange(self.threads), each)
-        if self.own_stream:  # stream 0 is the default stream
-            records["stream"] = records["thread"] + 1
+        if self.own_stream:
+            records["stream"] = records["thread"]
         records["size"] = self.stack_mib << 20
         records["kernel_ns"] = self.kernel_us * 1000
         return LaunchTrace(records, threads=tuple(range(self.threads)))
@@ -216,7 +225,7 @@ def fit(
 
     One constant after the other is moved by a fourth, then by less, while the mean
     error falls. An error is the logarithm of modelled over measured, counted up to
-    0.4: a median can be deaf, a mean is led by single noisy rows.
+    0.4: a median does not feel small changes, a plain mean is led by noisy rows.
 
     Parameters
     ----------
@@ -238,7 +247,7 @@ def fit(
     """
     if not rows:
         raise InvalidArgumentError("fit: no row, expected one or more")
-    best = _loss(rows, costs)
+    best = fit_error(rows, costs)
     for step in (0.25, 0.1, 0.04):
         moved = True
         while moved:
@@ -247,7 +256,7 @@ def fit(
                 for factor in (1 + step, 1 / (1 + step)):
                     value = round(getattr(costs, name) * factor / 100) * 100
                     tried = dataclasses.replace(costs, **{name: value})
-                    loss = _loss(rows, tried)
+                    loss = fit_error(rows, tried)
                     if loss < best - 1e-5:
                         costs, best, moved = tried, loss, True
             if progress is not None:
@@ -255,7 +264,8 @@ def fit(
     return costs
 
 
-def _loss(rows: list[Row], costs: LaunchCosts) -> float:
+def fit_error(rows: list[Row], costs: LaunchCosts) -> float:
+    """What :func:`fit` makes small: the mean error of the rows."""
     return statistics.fmean(
         min(abs(math.log(modelled(row, costs) / row.us_per_launch)), _MOST_ERROR) for row in rows
     )

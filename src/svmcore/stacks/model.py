@@ -361,7 +361,7 @@ def _run_compiled(
         size=np.array([0, *table], np.int64),
         alloc_ns=np.array([0, *(size_cost(costs.alloc, size) for size in table)], np.int64),
         free_ns=np.array([0, *(size_cost(costs.free, size) for size in table)], np.int64),
-        shared_stream=(streams == 0).astype(np.int8),
+        shared_stream=np.isin(streams, list(trace.shared_streams)).astype(np.int8),
         nids=len(ids),
         costs=costs,
         capacity=capacity,

@@ -185,6 +185,7 @@ class Device:
     busy_until: int = 0
     stream_free: dict[int, int] = field(default_factory=dict)
     stream_turn: dict[int, int] = field(default_factory=dict)
+    shared_streams: frozenset[int] = frozenset()
     events: list[tuple[int, int, str, int]] | None = None
 
     def lock(self) -> Lock:
@@ -264,7 +265,7 @@ class Device:
         """Launch a kernel and wait for it."""
         costs = self.costs
         if costs.driver_lock:
-            yield Take(self.driver, spin=stream != 0)
+            yield Take(self.driver, spin=stream not in self.shared_streams)
         if costs.launch_ns:
             yield Pause(self.now + costs.launch_ns)
         queue = stream if costs.concurrent else 0
@@ -812,7 +813,12 @@ def run(
     ----------
     O(n log threads), some 100,000 launches a second.
     """
-    device = Device(costs, Plain(memory) if isinstance(memory, int) else memory, events=events)
+    device = Device(
+        costs,
+        Plain(memory) if isinstance(memory, int) else memory,
+        shared_streams=trace.shared_streams,
+        events=events,
+    )
     counts = device.counts
     policy.open(device)
     user = _User(device, policy)

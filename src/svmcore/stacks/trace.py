@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import enum
+import functools
 import gzip
 import hashlib
 import io
@@ -81,7 +82,7 @@ class Launch(NamedTuple):
     """Not before, ns; a thread does its records one after the other."""
     thread: int = 0
     stream: int = 0
-    """0 is the context's default stream, which libgomp uses."""
+    """libgomp launches everything into the context's default stream, here 0."""
     teams: int = 1
     threads: int = 8
     """Warps of a team."""
@@ -154,6 +155,14 @@ class LaunchTrace:
     def launches(self) -> int:
         """How many records are launches."""
         return int(np.count_nonzero(self.records["op"] == Op.LAUNCH))
+
+    @functools.cached_property
+    def shared_streams(self) -> frozenset[int]:
+        """Streams that several host threads launch into."""
+        launches = self.records[self.records["op"] == Op.LAUNCH]
+        pairs = np.unique(launches["stream"].astype("i8") << 32 | launches["thread"])
+        streams, users = np.unique(pairs >> 32, return_counts=True)
+        return frozenset(streams[users > 1].tolist())
 
     def by_thread(self) -> list[npt.NDArray[Any]]:
         """The records of each thread, in their order."""
@@ -321,9 +330,7 @@ class _Builder:
 # ---- files -------------------------------------------------------------------------------
 
 #: ``GOMP_DEBUG=1``, plugin nvptx: the launch line of a kernel.
-_GOMP_LAUNCH = re.compile(
-    r"\bkernel\s+\S+:\s*launch\s*\[\(teams:\s*(\d+)\).*?\(threads:\s*(\d+)\)"
-)
+_GOMP_LAUNCH = re.compile(r"\bkernel\s+\S+:\s*launch\s*\[\(teams:\s*(\d+)\).*?\(threads:\s*(\d+)\)")
 _GOMP_LOOSE = re.compile(r"\bkernel\b.*\blaunch\b.*teams:.*threads:")
 
 
