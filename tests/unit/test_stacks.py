@@ -26,7 +26,7 @@ def loop(teams, turns=20):
     for turn in range(turns):
         t = turn * 1_000_000
         records += [
-            stacks.Alloc(t, bytes=MIB, id=str(turn)),
+            stacks.Alloc(t, size=MIB, id=str(turn)),
             stacks.Launch(t, teams=teams, kernel_ns=200_000),
             stacks.Free(t, id=str(turn)),
         ]
@@ -210,7 +210,7 @@ def test_machines_that_are_not_there():
 )
 def test_geometry_of_default_launches(sms, regs, mib):
     shape = stacks.geometry(regs_per_thread=regs, num_sms=sms)
-    assert shape.bytes == mib * MIB == shape.warps * 128 * 1024
+    assert shape.size == mib * MIB == shape.warps * 128 * 1024
     assert shape.threads == 8
 
 
@@ -346,7 +346,7 @@ def test_who_keeps_a_block_keeps_pages_out():
     """Between two launches the program touches its pages: they come back only without a block."""
     records = [
         stacks.Launch(teams=100),
-        stacks.Touch(addr=ADDRESS, bytes=200 * MIB),
+        stacks.Touch(addr=ADDRESS, size=200 * MIB),
         stacks.Launch(teams=100),
     ]
     trace = stacks.LaunchTrace.of(records)
@@ -381,9 +381,9 @@ def test_two_spaces_of_a_node_make_room():
 
 def test_space_for_maps_what_is_touched():
     touches = [
-        stacks.Touch(addr=ADDRESS + 5, bytes=4096),
-        stacks.Touch(addr=ADDRESS, bytes=1),
-        stacks.Touch(addr=ADDRESS + 4096, bytes=3 * 4096),
+        stacks.Touch(addr=ADDRESS + 5, size=4096),
+        stacks.Touch(addr=ADDRESS, size=1),
+        stacks.Touch(addr=ADDRESS + 4096, size=3 * 4096),
     ]
     trace = stacks.LaunchTrace.of([*touches, stacks.Launch()])
     space = stacks.space_for(trace, capacity="16MiB")
@@ -395,7 +395,7 @@ def test_space_for_maps_what_is_touched():
 
 
 def test_touches_need_a_space():
-    trace = stacks.LaunchTrace.of([stacks.Touch(addr=ADDRESS, bytes=1)])
+    trace = stacks.LaunchTrace.of([stacks.Touch(addr=ADDRESS, size=1)])
     for readable in (False, True):
         with pytest.raises(InvalidArgumentError, match="expected a space"):
             stacks.replay(trace, "none", readable=readable)

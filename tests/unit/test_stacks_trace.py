@@ -117,14 +117,14 @@ def test_files_and_formats_that_are_not_there(tmp_path):
 
 def test_records_of_a_program():
     trace = LaunchTrace.of(
-        [Launch(teams=2), Alloc(bytes=5, id="x"), Touch(addr=4096, bytes=9), Free(id="x")]
+        [Launch(teams=2), Alloc(size=5, id="x"), Touch(addr=4096, size=9), Free(id="x")]
     )
     assert trace.records["op"].tolist() == [Op.LAUNCH, Op.ALLOC, Op.TOUCH, Op.FREE]
     assert trace.records["size"].tolist() == [2 * MIB, 5, 9, 0]
     for records, told in [
         ([], "launch trace: no record"),
         ([Launch(), Launch(thread=-1)], "launch record 1: thread = -1, expected 0 to"),
-        ([Alloc(bytes=1)], "launch record 0: alloc without an id"),
+        ([Alloc(size=1)], "launch record 0: alloc without an id"),
         ([{"op": "launch", "teams": 1.5}], "teams = 1.5, expected a whole number"),
     ]:
         with pytest.raises(InvalidArgumentError) as error:

@@ -18,7 +18,21 @@ from .model import (
     sweep,
 )
 from .policies import SOFTSTACK_CACHE_LIMIT, BuiltIn, policy, policy_names
-from .reference import Block, Device, Give, Idle, Pause, Request, StackPolicy, Take
+from .reference import (
+    Block,
+    Counts,
+    Device,
+    Give,
+    Idle,
+    Lock,
+    Memory,
+    Pause,
+    Request,
+    StackPolicy,
+    Take,
+    Wait,
+    Wake,
+)
 from .trace import Alloc, Free, Launch, LaunchTrace, Touch, open_launches
 
 __all__ = [
@@ -27,6 +41,7 @@ __all__ = [
     "Block",
     "BuiltIn",
     "Cliff",
+    "Counts",
     "Device",
     "Free",
     "Geometry",
@@ -35,12 +50,16 @@ __all__ = [
     "Launch",
     "LaunchCosts",
     "LaunchTrace",
+    "Lock",
+    "Memory",
     "Pause",
     "Request",
     "StackPolicy",
     "StackResult",
     "Take",
     "Touch",
+    "Wait",
+    "Wake",
     "cliff",
     "compare",
     "geometry",

@@ -116,13 +116,13 @@ class Geometry:
     ----------
     teams, threads : int
         Teams, and warps of a team.
-    warps, bytes : int
-        Warps in all, and the block they need.
+    size : int
+        Bytes of the block.
     """
 
     teams: int
     threads: int
-    bytes: int
+    size: int
 
     @property
     def warps(self) -> int:
@@ -166,8 +166,8 @@ def geometry(
 
     Examples
     --------
-    >>> geometry(regs_per_thread=32, num_sms=132)
-    Geometry(teams=1056, threads=8, bytes=1107296256)
+    >>> svmcore.stacks.geometry(regs_per_thread=32, num_sms=132)
+    Geometry(teams=1056, threads=8, size=1107296256)
     """
     for name, value, least in (
         ("regs_per_thread", regs_per_thread, 1),

@@ -49,7 +49,7 @@ class BuiltIn:
         return int(self.settings.get("bound", self.settings.get("limit", NO_LIMIT)))
 
     def compiled(self, capacity: int) -> dict[str, Any]:
-        """Arguments of :func:`svmcore._stacks.run`."""
+        """Arguments of ``svmcore._stacks.run``."""
         return {
             "policy": self._row.compiled,
             "retries": self._row.retries,
@@ -62,7 +62,7 @@ class BuiltIn:
         }
 
     def readable(self, capacity: int) -> reference.StackPolicy:
-        """A fresh instance for :func:`svmcore.stacks.reference.run`."""
+        """A fresh instance for ``svmcore.stacks.reference.run``."""
         return self._row.readable(self.settings, self.limit(capacity))
 
     def with_setting(self, key: str, value: Any) -> BuiltIn:
@@ -140,7 +140,7 @@ def policy(spec: str | BuiltIn, **settings: Any) -> BuiltIn:
 
     Examples
     --------
-    >>> str(policy("pool(k=2, limit=inf)"))
+    >>> str(svmcore.stacks.policy("pool(k=2, limit=inf)"))
     'pool(k=2, when_full=transient, limit=inf)'
     """
     if isinstance(spec, BuiltIn):

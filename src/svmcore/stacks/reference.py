@@ -1,6 +1,6 @@
 """The model of launch stacks as it reads: an event queue and one class a policy.
 
-This is the executable specification of :mod:`svmcore._stacks`, and what runs a
+This is the executable specification of ``svmcore._stacks``, and what runs a
 policy of your own. A host thread is a generator. What it yields is one step: the
 queue gives it back the word at the step's time, in the order (time, thread).
 """

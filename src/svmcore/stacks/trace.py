@@ -94,7 +94,8 @@ class Alloc(NamedTuple):
 
     t: int = 0
     thread: int = 0
-    bytes: int = 0
+    size: int = 0
+    """Bytes."""
     id: str = ""
 
 
@@ -112,7 +113,8 @@ class Touch(NamedTuple):
     t: int = 0
     thread: int = 0
     addr: int = 0
-    bytes: int = 0
+    size: int = 0
+    """Bytes."""
 
 
 _OF = {"launch": Launch, "alloc": Alloc, "free": Free, "touch": Touch}
@@ -197,7 +199,10 @@ class LaunchTrace:
         build = _Builder(stack_bytes)
         for number, record in enumerate(records):
             if not isinstance(record, Mapping):
-                record = {"op": type(record).__name__.lower(), **record._asdict()}
+                fields = record._asdict()
+                if "size" in fields:  # as the files call it
+                    fields["bytes"] = fields.pop("size")
+                record = {"op": type(record).__name__.lower(), **fields}
             try:
                 build.add(record)
             except ValueError as error:
