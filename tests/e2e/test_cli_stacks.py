@@ -1,6 +1,7 @@
 """``svmcore stacks`` as a user runs it."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,24 @@ def test_measured_and_its_check():
     table = json.loads(svm("stacks", "--measured", OWN, "--json")[0])
     assert len(table["rows"]) == 450
     assert table["pairs_in_order"] <= table["pairs"]
+
+
+def test_the_example_traces_say_what_the_docs_say(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "launch_traces.py"
+    runpy.run_path(str(example))["main"](tmp_path)
+    names = {"growth", "benchmark", "benchmark-streams", "loop128", "loop129", "crowded", "beside"}
+    assert {path.stem for path in tmp_path.iterdir()} == names
+
+    def us(name, policy, *args):
+        out, _ = svm("stacks", f"{name}.csv", "--policy", policy, *args, "--json", cwd=tmp_path)
+        result = json.loads(out)["results"][policy]
+        return round(result["us_per_launch"], 1), result["hits"], result["evicted_bytes"] // MIB
+
+    assert us("loop128", "locked_block") == (300.8, 19, 0)
+    assert us("loop129", "locked_block") == (514.3, 0, 0)
+    assert us("benchmark", "pool") == (1113.2, 98, 0)
+    assert us("benchmark-streams", "take_put") == (131.0, 248, 0)
+    assert us("beside", "locked_block", "--capacity", "256MiB") == (11321.5, 3, 644)
 
 
 def test_plots(loop, tmp_path):

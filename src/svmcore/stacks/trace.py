@@ -117,10 +117,11 @@ class Touch(NamedTuple):
     """Bytes."""
 
 
-_OF = {"launch": Launch, "alloc": Alloc, "free": Free, "touch": Touch}
+_OF = {"launch": Op.LAUNCH, "alloc": Op.ALLOC, "free": Op.FREE, "touch": Op.TOUCH}
 COLUMNS = (
     "op", "t", "thread", "stream", "teams", "threads", "kernel_ns", "bytes", "id", "addr"
 )  # fmt: skip
+_KNOWN = frozenset(COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,10 @@ def _number(record: Mapping[str, Any], key: str, default: int, most: int, least:
     if value is None or value == "":
         return default
     try:
-        if isinstance(value, str):
-            number = int(value, 0)
+        if type(value) is int:
+            number = value
+        elif isinstance(value, str):
+            number = int(value) if value.isdecimal() else int(value, 0)
         elif isinstance(value, bool) or int(value) != value:
             raise ValueError
         else:
@@ -270,12 +273,14 @@ class _Builder:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """One record; ``ValueError`` says what is wrong with it."""
-        op = str(record.get("op") or "").strip().lower()
-        if op not in _OF:
-            raise ValueError(f"op {op!r}, expected one of {', '.join(_OF)}")
-        for key in record:
-            if key not in COLUMNS:
-                raise ValueError(f"unknown field {key!r}, expected {', '.join(COLUMNS)}")
+        op = record.get("op")
+        if not isinstance(op, str) or op not in _OF:
+            op = str(op or "").strip().lower()
+            if op not in _OF:
+                raise ValueError(f"op {op!r}, expected one of {', '.join(_OF)}")
+        if not record.keys() <= _KNOWN:
+            strange = next(key for key in record if key not in _KNOWN)
+            raise ValueError(f"unknown field {strange!r}, expected {', '.join(COLUMNS)}")
         t = _number(record, "t", 0, _MOST_NS)
         thread = _number(record, "thread", 0, _MOST_NUMBER - 1)
         stream, kernel, name = 0, 0, 0
@@ -304,7 +309,7 @@ class _Builder:
             name = self.ids.setdefault(str(text), len(self.ids))
         if op in ("alloc", "touch") and size == 0:
             raise ValueError(f"{op} without bytes")
-        self.rows.append((t, size, kernel, name, thread, stream, Op[op.upper()], 0))
+        self.rows.append((t, size, kernel, name, thread, stream, _OF[op], 0))
 
     def repair(self, what: str) -> None:
         """Count one repaired thing."""
@@ -383,23 +388,22 @@ def _read_csv(build: _Builder, text: str) -> _Numbered:
     try:
         for row in reader:
             number = reader.line_num
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
+            if not any(map(str.strip, row)):
                 continue
             if not header:
-                header = [cell.lower() for cell in cells]
+                header = [cell.strip().lower() for cell in row]
                 if not set(header) <= set(COLUMNS) or len(set(header)) != len(header):
                     raise _LineError(
                         number,
                         f"columns {','.join(header)!r:.80}, expected op and some of "
                         f"{', '.join(COLUMNS[1:])}",
                     )
-            elif len(cells) == len(header):
-                yield number, dict(zip(header, cells, strict=True))
+            elif len(row) == len(header):
+                yield number, dict(zip(header, map(str.strip, row), strict=True))
             elif _cut_off(build, number, text):
                 return
             else:
-                raise _LineError(number, f"{len(cells)} fields, expected {len(header)}")
+                raise _LineError(number, f"{len(row)} fields, expected {len(header)}")
     except csv.Error as error:
         raise _LineError(reader.line_num, f"{error}, expected CSV") from None
 

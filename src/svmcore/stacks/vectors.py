@@ -12,7 +12,7 @@ from .model import StackResult, replay
 from .policies import BuiltIn, policy
 from .trace import COLUMNS, LaunchTrace
 
-__all__ = ["expected_rows", "is_softstack", "run_cases"]
+__all__ = ["expected_rows", "recognised", "run_cases"]
 
 _NAMES = {
     "unbounded_2020_10": "unbounded",
@@ -25,7 +25,7 @@ _FREE_WAITS = {"free_async": False, "free_syncs": True}
 _MIB = 1 << 20
 
 
-def is_softstack(table: Any) -> bool:
+def recognised(table: Any) -> bool:
     """Whether a JSON value is a vector file of this kind."""
     return isinstance(table, Mapping) and {"stack_bytes_per_warp", "cases"} <= table.keys()
 
