@@ -465,18 +465,13 @@ cdef int64_t submit(sim_t* s, thread_t* th) noexcept nogil:
 
 # ---- threads ---------------------------------------------------------------------------
 
-cdef inline void call_alloc(thread_t* th, int32_t block, bint stack, pc_t back) noexcept nogil:
+cdef inline void call(thread_t* th, pc_t what, int32_t block, bint stack,
+                      pc_t back) noexcept nogil:
+    """Go on with ALLOC or FREE of a block, then at *back*."""
+    th.pc = what
     th.moved = block
     th.stack = stack
     th.back = back
-    th.pc = ALLOC
-
-
-cdef inline void call_free(thread_t* th, int32_t block, bint stack, pc_t back) noexcept nogil:
-    th.moved = block
-    th.stack = stack
-    th.back = back
-    th.pc = FREE
 
 
 cdef inline void call_trim(thread_t* th, bint force, pc_t back) noexcept nogil:
@@ -500,7 +495,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
             number = s.slot_of[th.number] if s.free_at_exit else 0
             if number == 0 or s.slots[number - 1].block == 0:
                 return ENDED
-            call_free(th, s.slots[number - 1].block, True, LEAVE)
+            call(th, FREE, s.slots[number - 1].block, True, LEAVE)
             s.slots[number - 1].block = 0
         elif th.pc == LEAVE:
             return ENDED
@@ -522,7 +517,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
                 number = <int32_t>s.user[s.ident[th.at]]
                 if number:
                     s.user[s.ident[th.at]] = 0
-                    call_free(th, number, False, NEXT)
+                    call(th, FREE, number, False, NEXT)
 
         # A launch.
         elif th.pc == ACQUIRE:
@@ -543,13 +538,13 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
         elif th.pc == ACQUIRE_FREE:
             th.pc = ACQUIRE_ALLOC
             if th.spare:
-                call_free(th, th.spare, True, ACQUIRE_ALLOC)
+                call(th, FREE, th.spare, True, ACQUIRE_ALLOC)
         elif th.pc == ACQUIRE_ALLOC:
             th.pc = RUN
             if th.block == 0:
                 th.block = th.need
                 th.fresh = True
-                call_alloc(th, th.need, True, RUN)
+                call(th, ALLOC, th.need, True, RUN)
         elif th.pc == RUN:
             if not th.fresh:
                 s.counts.hits += 1
@@ -596,7 +591,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
         elif th.pc == RELEASE_FREE:
             th.pc = NEXT
             if th.spare:
-                call_free(th, th.spare, True, NEXT)
+                call(th, FREE, th.spare, True, NEXT)
 
         # An allocation and a free of the driver.
         elif th.pc == ALLOC:
@@ -640,7 +635,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
 
         # A user's allocation.
         elif th.pc == USER_TRIMMED:
-            call_alloc(th, s.code[th.at], False, USER_TRIED)
+            call(th, ALLOC, s.code[th.at], False, USER_TRIED)
         elif th.pc == USER_TRIED:
             if not th.ok and s.retries:
                 call_trim(th, True, USER_FORCED)
@@ -648,7 +643,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
                 th.pc = USER_RETRIED
         elif th.pc == USER_FORCED:
             s.counts.retries += 1
-            call_alloc(th, s.code[th.at], False, USER_RETRIED)
+            call(th, ALLOC, s.code[th.at], False, USER_RETRIED)
         elif th.pc == USER_RETRIED:
             if th.ok:
                 s.user[s.ident[th.at]] = s.code[th.at]
@@ -675,7 +670,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
             slot = s.slots + th.slot
             th.pc = TRIM_GIVE
             if over(s, slot.block, th.force):
-                call_free(th, slot.block, True, TRIM_GIVE)
+                call(th, FREE, slot.block, True, TRIM_GIVE)
                 slot.block = 0
         elif th.pc == TRIM_GIVE:
             give(s, &s.slots[th.slot].lock)
@@ -696,7 +691,7 @@ cdef int64_t step(sim_t* s, thread_t* th) noexcept nogil:
                 s.nodes[number].next = s.spare_node
                 s.spare_node = number
             if th.spare:
-                call_free(th, th.spare, True, TRIM_FREE)
+                call(th, FREE, th.spare, True, TRIM_FREE)
                 th.spare = 0
             else:
                 th.pc = th.trim_back

@@ -7,7 +7,7 @@ import pytest
 
 from svmcore.errors import FileError, InvalidArgumentError, TraceError
 from svmcore.stacks import Alloc, Free, Launch, LaunchTrace, Touch, open_launches
-from svmcore.stacks.trace import Op
+from svmcore.stacks.trace import RECORD, Op
 
 MIB = 1 << 20
 CSV = """op,t,thread,stream,teams,threads,kernel_ns,bytes,id
@@ -124,6 +124,7 @@ def test_records_of_a_program():
     for records, told in [
         ([], "launch trace: no record"),
         ([Launch(), Launch(thread=-1)], "launch record 1: thread = -1, expected 0 to"),
+        ([Launch(), 5], "launch record 1: 5, expected Launch, Alloc, Free, Touch or a dictionary"),
         ([Alloc(size=1)], "launch record 0: alloc without an id"),
         ([{"op": "launch", "teams": 1.5}], "teams = 1.5, expected a whole number"),
     ]:
@@ -132,6 +133,20 @@ def test_records_of_a_program():
         assert told in str(error.value)
     with pytest.raises(InvalidArgumentError, match="stack_bytes 0"):
         LaunchTrace.of([Launch()], stack_bytes=0)
+
+
+def test_arrays_are_checked():
+    rows = np.zeros(2, RECORD)
+    rows["size"] = 1
+    assert len(LaunchTrace(rows)) == 2
+    for name, value in [("t", -1), ("op", 4), ("thread", 1), ("size", -1), ("stream", -1)]:
+        wrong = rows.copy()
+        wrong[name][1] = value
+        with pytest.raises(InvalidArgumentError, match=f"record 1: {name} = {value}, expected 0"):
+            LaunchTrace(wrong)
+    for wrong, threads in [(rows[:0], (0,)), (rows, ()), (rows["t"], (0,)), ([1], (0,))]:
+        with pytest.raises(InvalidArgumentError, match="launch trace: expected"):
+            LaunchTrace(wrong, threads=threads)
 
 
 def test_what_is_saved_is_read_again(tmp_path):

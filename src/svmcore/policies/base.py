@@ -172,7 +172,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     InvalidArgumentError
         If it is malformed.
     """
-    match = _SPEC.fullmatch(spec)
+    match = _SPEC.fullmatch(str(spec))
     if match is None:
         raise InvalidArgumentError(f"policy {spec!r}: expected name or name(key=value, ...)")
     values: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from ..machine import Machine
 from ..units import PAGE_SIZE, parse_size, whole
 from .costs import LaunchCosts, launch_costs, size_cost
 from .policies import NO_LIMIT, BuiltIn, policy
-from .reference import Counts, Memory, StackPolicy
+from .reference import StackPolicy
 from .reference import run as run_readable
 from .trace import STACK_BYTES, LaunchTrace, Op
 
@@ -207,6 +207,7 @@ class _Shared:
         self.pages = space.machine.gpus[self.index].vram_pages
         self.node = space.system.node
         self.start = space.now_ns
+        self.taken = 0  # pages
 
     def _at(self, now: int) -> int:
         """Bring the space's clock to the model's time, which starts where the space stands."""
@@ -217,26 +218,41 @@ class _Shared:
     def take(self, size: int, now: int) -> int | None:
         """As in :class:`Memory`; what must be pushed out first takes its time."""
         time = self._at(now)
-        if not self.node.take(self.index, -(-size // PAGE_SIZE), self.pages):
+        pages = -(-size // PAGE_SIZE)
+        if not self.node.take(self.index, pages, self.pages):
             return None
+        self.taken += pages
         self.space.process.settle()
         return now + self.space.now_ns - time
 
     def give(self, size: int, now: int) -> None:
         """As in :class:`Memory`."""
         self._at(now)
-        self.node.give(self.index, -(-size // PAGE_SIZE))
+        self._give(-(-size // PAGE_SIZE))
+
+    def _give(self, pages: int) -> None:
+        self.node.give(self.index, pages)
+        self.taken -= pages
 
     def touch(self, addr: int, size: int, now: int) -> int:
         """As in :class:`Memory`."""
         time = self._at(now)
         result = self.space.access(addr, size, by=self.gpu, write=True, t_ns=time)
+        if not result.ok:
+            raise InvalidArgumentError(
+                f"touch {addr:#x} of {size} bytes: {result.code} ({result.reason}), expected "
+                f"memory of the space that {self.gpu} may write"
+            )
         return now + result.ready_ns - time
+
+    def close(self) -> None:
+        """The program has ended: what it did not free is free."""
+        self._give(self.taken)
 
 
 def replay(
     trace: LaunchTrace,
-    by: str | BuiltIn | Callable[[], StackPolicy],
+    by: str | BuiltIn | StackPolicy | Callable[[], StackPolicy],
     *,
     machine: str | Path | Machine = _DEFAULT,
     costs: LaunchCosts | None = None,
@@ -251,8 +267,8 @@ def replay(
     Parameters
     ----------
     trace : LaunchTrace
-    by : str, BuiltIn or callable
-        A built-in policy, or what makes a fresh one of your own (its class).
+    by : str, BuiltIn, StackPolicy or callable
+        A built-in policy; or one of your own, fresh, or what makes one (its class).
     machine : str, Path or Machine
         Costs and device memory; costs of an object are those of its name's preset.
     costs : LaunchCosts, optional
@@ -262,6 +278,8 @@ def replay(
     space : Space, optional
         A process of shared virtual memory on the same device: blocks take the
         memory of its node, pages are pushed out, ``touch`` records bring them in.
+        Its clock moves on; the memory of blocks and allocations is free again at
+        the end.
     gpu : str
         The space's device.
     readable : bool
@@ -273,7 +291,8 @@ def replay(
     Raises
     ------
     InvalidArgumentError
-        For an unknown policy, machine or device, or ``touch`` records without a space.
+        For an unknown policy, machine or device, ``touch`` records without a space
+        or outside its mappings, or times beyond 64 bits.
 
     Complexity
     ----------
@@ -287,6 +306,7 @@ def replay(
     """
     if costs is None:
         costs = _costs_of(machine)
+    _check_times(trace, costs)
     memory = _capacity(machine, capacity) if space is None else _Shared(space, gpu)
     total = memory if isinstance(memory, int) else memory.pages * PAGE_SIZE
     timeline: list[Event] | None = [] if events else None
@@ -297,22 +317,41 @@ def replay(
             return StackResult(policy=name, **_run_compiled(trace, chosen, costs, total))  # type: ignore[arg-type]
         own = chosen.readable(total)
     else:
-        own = by()
+        own = by() if callable(by) else by
         if not isinstance(own, StackPolicy):
             raise InvalidArgumentError(
                 f"policy {by!r:.60}: expected a name or a class derived from StackPolicy"
             )
         name = type(own).__name__
-    before = 0 if space is None else space.counters()["evicted_bytes"]
-    counts: Counts = run_readable(trace, own, costs, _as_memory(memory), events=timeline)
-    evicted = 0 if space is None else space.counters()["evicted_bytes"] - before
+    evicted = 0
+    if isinstance(memory, int):
+        counts = run_readable(trace, own, costs, memory, events=timeline)
+    else:
+        before = memory.space.counters()["evicted_bytes"]
+        try:
+            counts = run_readable(trace, own, costs, memory, events=timeline)
+        finally:
+            memory.close()
+        evicted = memory.space.counters()["evicted_bytes"] - before
     return StackResult(
         name, **dataclasses.asdict(counts), evicted_bytes=evicted, events=timeline or []
     )
 
 
-def _as_memory(memory: int | _Shared) -> int | Memory:
-    return memory
+def _check_times(trace: LaunchTrace, costs: LaunchCosts) -> None:
+    """Refuse a trace whose end, or whose waits added up, could pass 64 bits."""
+    records = trace.records
+    numbers = (getattr(costs, item.name) for item in dataclasses.fields(costs))
+    fixed = sum(number for number in numbers if type(number) is int)
+    fixed += sum(max(cost for _, cost in curve) for curve in (costs.alloc, costs.free))
+    # At worst everything one after the other, each record with some allocations and frees.
+    end = records["t"].max(initial=0) + records["kernel_ns"].sum(dtype=float)
+    end += 8.0 * fixed * len(records)
+    if end * (len(trace.threads) + 1) >= 2.0**62:
+        raise InvalidArgumentError(
+            f"launch trace: times of up to {end:.2e} ns, expected the waits of "
+            f"{len(trace.threads)} host threads to fit into 64 bits"
+        )
 
 
 def _costs_of(machine: str | Path | Machine) -> LaunchCosts:

@@ -668,10 +668,10 @@ class _User:
     def alloc(self, name: int, size: int) -> Steps[None]:
         """Trim, try, and once more with everything freed where the policy retries."""
         if self.policy.retries:
-            yield from self.policy.trim(force=False)
+            yield from _own(self.policy, "trim", self.policy.trim(force=False))
         done = yield from self.device.reserve(size, stack=False)
         if not done and self.policy.retries:
-            yield from self.policy.trim(force=True)
+            yield from _own(self.policy, "trim", self.policy.trim(force=True))
             self.device.counts.retries += 1
             done = yield from self.device.reserve(size, stack=False)
         if done:
@@ -697,18 +697,32 @@ def _thread(device: Device, policy: StackPolicy, user: _User, records: Any) -> S
             device.counts.launches += 1
             if device.costs.host_ns:
                 yield Pause(device.now + device.costs.host_ns)
-            block = yield from policy.acquire(request)
+            block = yield from _own(policy, "acquire", policy.acquire(request))
+            if not isinstance(block, Block):
+                raise InvalidArgumentError(
+                    f"policy {type(policy).__name__}: acquire gave {block!r:.60}, expected a Block"
+                )
             device.counts.hits += not block.fresh
             block.fresh = False
             yield from device.run(request.stream, int(record["kernel_ns"]), request.thread)
-            yield from policy.release(request, block)
+            yield from _own(policy, "release", policy.release(request, block))
         elif op == Op.ALLOC:
             yield from user.alloc(int(record["id"]), size)
         elif op == Op.FREE:
             yield from user.free(int(record["id"]))
         else:
             yield Pause(device.memory.touch(int(record["id"]), size, device.now))
-    yield from policy.thread_end(int(records[-1]["thread"]))
+    yield from _own(policy, "thread_end", policy.thread_end(int(records[-1]["thread"])))
+
+
+def _own(policy: StackPolicy, name: str, steps: Steps[T]) -> Steps[T]:
+    """The steps of a method that a user may have written."""
+    if not isinstance(steps, Generator):
+        raise InvalidArgumentError(
+            f"policy {type(policy).__name__}: {name} gave {steps!r:.60}, expected a generator: "
+            "a method with yield in it"
+        )
+    return (yield from steps)
 
 
 class _Queue:
@@ -747,6 +761,10 @@ class _Queue:
 
     def give(self, lock: Lock) -> None:
         """Release a lock: to who spins, to the first waiter, or to who asks before it wakes."""
+        if not lock.held:
+            raise InvalidArgumentError(
+                "a policy gives a lock that is not held: expected Take first"
+            )
         if lock.spinning:
             self._go_on(lock, *lock.spinning.popleft())
         elif lock.waiting and self.device.costs.fair:
@@ -778,13 +796,17 @@ class _Queue:
         elif isinstance(step, Wait):
             step.sleepers.append((thread, now))
             self.give(step.lock)
-        else:
+        elif isinstance(step, Wake):
             sleeper = step.sleepers.popleft()
             if self.device.costs.fair:
                 step.lock.waiting.append(sleeper)
             else:
                 self._wake(step.lock, *sleeper)
             self.put(now, thread)
+        else:
+            raise InvalidArgumentError(
+                f"a policy yields {step!r:.60}: expected a step, as Take(lock)"
+            )
 
 
 def run(
@@ -841,7 +863,7 @@ def run(
     counts.stuck = running
     counts.kept_bytes = device.stack
     counts.end_ns = device.now
-    for step in policy.close():
+    for step in _own(policy, "close", policy.close()):
         _alone(device, step)
     counts.left_bytes = device.used
     counts.makespan_ns = device.now

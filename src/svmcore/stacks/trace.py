@@ -140,6 +140,11 @@ class LaunchTrace:
         What was repaired or skipped on reading, and how often.
     stack_bytes : int
         Stack of one warp.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no record, or one is out of range.
     """
 
     records: npt.NDArray[Any]
@@ -148,6 +153,22 @@ class LaunchTrace:
     threads: tuple[int, ...] = (0,)
     repaired: dict[str, int] = field(default_factory=dict)
     stack_bytes: int = STACK_BYTES
+
+    def __post_init__(self) -> None:
+        rows = np.asarray(self.records)
+        if rows.dtype != RECORD or rows.ndim != 1:
+            raise InvalidArgumentError("launch trace: expected one row of records of dtype RECORD")
+        if len(rows) == 0 or len(self.threads) == 0:
+            raise InvalidArgumentError("launch trace: expected a record and a thread, or more")
+        limits = {"t": _MOST_NS, "kernel_ns": _MOST_NS, "size": _MOST_BYTES, "id": 1 << 62}
+        limits |= {"thread": len(self.threads) - 1, "stream": _MOST_NUMBER - 1, "op": max(Op)}
+        for name, most in limits.items():
+            wrong = np.flatnonzero((rows[name] < 0) | (rows[name] > most))
+            if len(wrong):
+                raise InvalidArgumentError(
+                    f"launch trace: record {wrong[0]}: {name} = {rows[name][wrong[0]]}, "
+                    f"expected 0 to {most}"
+                )
 
     @property
     def digest(self) -> str:
@@ -200,6 +221,11 @@ class LaunchTrace:
         build = _Builder(stack_bytes)
         for number, record in enumerate(records):
             if not isinstance(record, Mapping):
+                if not isinstance(record, Launch | Alloc | Free | Touch):
+                    raise InvalidArgumentError(
+                        f"launch record {number}: {record!r:.60}, expected Launch, Alloc, Free, "
+                        "Touch or a dictionary"
+                    )
                 fields = record._asdict()
                 if "size" in fields:  # as the files call it
                     fields["bytes"] = fields.pop("size")
