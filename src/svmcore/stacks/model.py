@@ -296,7 +296,7 @@ def replay(
 
     Complexity
     ----------
-    O(n log threads); about 0.5 us a record in the compiled engine, 10 us in the
+    O(n log threads); about 0.3 us a launch in the compiled engine, 20 to 40 us in the
     readable one.
 
     Source

@@ -579,7 +579,7 @@ class Pool(StackPolicy):
         """Free idle blocks."""
         yield Take(self.lock)
         spare = [b for b in self.idle if force or b.size > self.limit]
-        self.idle = [b for b in self.idle if b not in spare]
+        self.idle = [b for b in self.idle if not (force or b.size > self.limit)]
         yield Give(self.lock)
         for block in spare:
             yield from self.device.free(block)
@@ -797,11 +797,12 @@ class _Queue:
             step.sleepers.append((thread, now))
             self.give(step.lock)
         elif isinstance(step, Wake):
-            sleeper = step.sleepers.popleft()
-            if self.device.costs.fair:
-                step.lock.waiting.append(sleeper)
-            else:
-                self._wake(step.lock, *sleeper)
+            if step.sleepers:
+                sleeper = step.sleepers.popleft()
+                if self.device.costs.fair:
+                    step.lock.waiting.append(sleeper)
+                else:
+                    self._wake(step.lock, *sleeper)
             self.put(now, thread)
         else:
             raise InvalidArgumentError(
@@ -833,7 +834,7 @@ def run(
 
     Complexity
     ----------
-    O(n log threads), some 100,000 launches a second.
+    O(n log threads), 20 to 40 us a launch.
     """
     device = Device(
         costs,
