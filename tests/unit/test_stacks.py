@@ -444,7 +444,7 @@ def test_touches_need_a_space():
     for readable in (False, True):
         with pytest.raises(InvalidArgumentError, match="expected a space"):
             stacks.replay(trace, "none", readable=readable)
-    with pytest.raises(InvalidArgumentError, match="gpu 'gpu7': expected one of gpu0"):
+    with pytest.raises(InvalidArgumentError, match="'gpu7': expected one of cpu, gpu0"):
         stacks.replay(trace, "none", space=small_space(), gpu="gpu7")
 
 

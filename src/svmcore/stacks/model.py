@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _stacks
 from ..engine import Space
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, OutOfMemoryError
 from ..machine import Machine
 from ..units import PAGE_SIZE, parse_size, whole
 from .costs import LaunchCosts, launch_costs, size_cost
@@ -200,14 +200,15 @@ class _Shared:
     def __init__(self, space: Space, gpu: str) -> None:
         self.space = space
         self.gpu = gpu
-        names = [f"gpu{number}" for number in range(len(space.machine.gpus))]
-        if gpu not in names:
-            raise InvalidArgumentError(f"gpu {gpu!r}: expected one of {', '.join(names)}")
-        self.index = names.index(gpu)
-        self.pages = space.machine.gpus[self.index].vram_pages
-        self.node = space.system.node
+        self.node = space.system
+        self.node.used(gpu)  # refuses an unknown one
         self.start = space.now_ns
-        self.taken = 0  # pages
+        self.taken = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the device."""
+        return self.space.machine.gpus[int(self.gpu[3:])].vram_pages * PAGE_SIZE
 
     def _at(self, now: int) -> int:
         """Bring the space's clock to the model's time, which starts where the space stands."""
@@ -218,21 +219,19 @@ class _Shared:
     def take(self, size: int, now: int) -> int | None:
         """As in :class:`Memory`; what must be pushed out first takes its time."""
         time = self._at(now)
-        pages = -(-size // PAGE_SIZE)
-        if not self.node.take(self.index, pages, self.pages):
+        try:
+            self.node.reserve(self.gpu, size)
+        except OutOfMemoryError:
             return None
-        self.taken += pages
+        self.taken += _paged(size)
         self.space.process.settle()
         return now + self.space.now_ns - time
 
     def give(self, size: int, now: int) -> None:
         """As in :class:`Memory`."""
         self._at(now)
-        self._give(-(-size // PAGE_SIZE))
-
-    def _give(self, pages: int) -> None:
-        self.node.give(self.index, pages)
-        self.taken -= pages
+        self.node.release(self.gpu, size)
+        self.taken -= _paged(size)
 
     def touch(self, addr: int, size: int, now: int) -> int:
         """As in :class:`Memory`."""
@@ -247,7 +246,12 @@ class _Shared:
 
     def close(self) -> None:
         """The program has ended: what it did not free is free."""
-        self._give(self.taken)
+        self.node.release(self.gpu, self.taken)
+        self.taken = 0
+
+
+def _paged(size: int) -> int:
+    return -(-size // PAGE_SIZE) * PAGE_SIZE
 
 
 def replay(
@@ -308,7 +312,7 @@ def replay(
         costs = _costs_of(machine)
     _check_times(trace, costs)
     memory = _capacity(machine, capacity) if space is None else _Shared(space, gpu)
-    total = memory if isinstance(memory, int) else memory.pages * PAGE_SIZE
+    total = memory if isinstance(memory, int) else memory.capacity
     timeline: list[Event] | None = [] if events else None
     if isinstance(by, str | BuiltIn):
         chosen = policy(by)
