@@ -525,7 +525,7 @@ def state_inspection(table: Mapping[str, Any]) -> list[str | Table]:
             ("replay", f"{counted(replay['done'], 'record')} done; {settings_text(words)}"),
             ("of trace", f"digest {replay['digest']}"),
         ]
-    members = _table("member", "rows", "bytes", "digest")
+    members = text_table("member", "rows", "bytes", "digest")
     for member in table["members"]:
         members.add_row(
             member["name"], f"{member['rows']:,}", f"{member['bytes']:,}", member["digest"]
