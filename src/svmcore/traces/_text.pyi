@@ -1,0 +1,51 @@
+import numpy as np
+from numpy.typing import NDArray
+
+DEC: int
+HEX: int
+NUMBER: int
+TEXT: int
+GAP: int
+OPTIONAL: int
+COMMENT: int
+MISSING: int
+
+class LineForm:
+    columns: int
+    def __init__(self, *parts: bytes | int | dict[bytes, int], blanks: bool = False) -> None: ...
+    def scan(
+        self, data: bytes, at: int, out: NDArray[np.uint64], row: int = 0
+    ) -> tuple[int, int]: ...
+
+class EventScanner:
+    gpu_ids: list[int]
+    process_count: int
+    restored: int
+    rescheduled: int
+    unpaired_starts: int
+    unpaired_ends: int
+    def __init__(self, limit: int) -> None: ...
+    def code_of(self, gpu: int) -> int: ...
+    def scan(self, data: bytes, at: int, out: NDArray[np.void]) -> tuple[int, int, int]: ...
+    def add(
+        self,
+        out: NDArray[np.void],
+        number: int,
+        t_ns: int,
+        pid: int | None,
+        addr: int,
+        size: int,
+        gpu: int | None,
+        source: int,
+        target: int,
+        trigger: int,
+        error: int | None,
+        value: int,
+    ) -> int: ...
+    def end(self, out: NDArray[np.void]) -> int: ...
+
+class FaultScanner:
+    t_ns: int
+    failed: int
+    def __init__(self) -> None: ...
+    def scan(self, data: bytes, at: int, out: NDArray[np.void]) -> tuple[int, int, int]: ...
