@@ -29,6 +29,7 @@ from ..attributes import Attribute
 from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
+from ._text import LineForm
 from .opening import Block, Source, file_size, line_blocks
 
 __all__ = [
@@ -511,6 +512,106 @@ def shown(line: bytes) -> str:
     """A line for an error message: printable, at most 60 characters of it."""
     text = line[:61].decode("utf-8", "replace")
     return repr(text if len(line) <= 60 else text[:60] + "...")
+
+
+def scanned(
+    block: Block,
+    scan: Callable[[bytes, int, Records], tuple[int, int, int]],
+    odd: Callable[[bytes, int], Records],
+) -> Records:
+    """Records of a block: well-formed lines by compiled code, each other one by *odd*.
+
+    Parameters
+    ----------
+    block : Block
+        Lines.
+    scan : callable
+        ``scan(data, at, out)`` as :meth:`svmcore.traces._text.EventScanner.scan`.
+    odd : callable
+        ``odd(line, number)`` gives the records of a line that *scan* left.
+
+    Returns
+    -------
+    ndarray, shape (n,), dtype RECORD
+
+    Complexity
+    ----------
+    O(bytes); a call of *odd* for each odd line.
+    """
+    data = block.data
+    out = np.empty(block.lines, RECORD)
+    rows = lines = at = 0
+    while lines < block.lines:
+        more, read, at = scan(data, at, out[rows:])
+        rows += more
+        lines += read
+        if lines == block.lines:
+            break
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        found = odd(data[at:end], block.first + lines)
+        at = end + 1
+        lines += 1
+        # A scanned line gives one record at most; an odd one may give more.
+        missing = rows + len(found) + block.lines - lines - len(out)
+        if missing > 0:
+            out = np.concatenate([out, np.empty(missing, RECORD)])
+        out[rows : rows + len(found)] = found
+        rows += len(found)
+    return out[:rows]
+
+
+class Table(NamedTuple):
+    """Rows of a block in which each line is a row, a comment or empty."""
+
+    columns: npt.NDArray[np.uint64]
+    """Numbers, shape (columns of the form, rows)."""
+    numbers: Sequence[int]
+    """Line number of each row."""
+    comments: int
+    """Lines that are no rows."""
+
+
+def table_columns(block: Block, form: LineForm) -> Table | None:
+    """Columns of a block by compiled code.
+
+    Parameters
+    ----------
+    block : Block
+        Lines.
+    form : LineForm
+        One row.
+
+    Returns
+    -------
+    Table or None
+        None where some line is neither a row of this form nor a comment nor empty: the
+        whole block is for :func:`table_rows` then, which finds the first that is wrong.
+
+    Complexity
+    ----------
+    O(bytes), and a step in Python for each comment.
+    """
+    data = block.data
+    columns = np.empty((form.columns, block.lines), "<u8")
+    comments: list[int] = []
+    rows = at = 0
+    while rows + len(comments) < block.lines:
+        more, at = form.scan(data, at, columns, rows)
+        rows += more
+        if rows + len(comments) == block.lines:
+            break
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        text = data[at:end].strip()
+        if text and not text.startswith(b"#"):
+            return None
+        comments.append(rows + len(comments))
+        at = end + 1
+    numbers: Sequence[int] = range(block.first, block.first + block.lines)
+    if comments:
+        numbers = np.delete(np.arange(block.first, block.first + block.lines), comments).tolist()
+    return Table(columns[:, :rows], numbers, len(comments))
 
 
 def table_rows(

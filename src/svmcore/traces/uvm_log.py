@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import TraceError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
+from ._text import FaultScanner
 from .base import (
     Mapping,
     Records,
@@ -28,6 +29,7 @@ from .base import (
     disjoint,
     head_lines,
     register,
+    scanned,
     share,
     shown,
 )
@@ -190,9 +192,9 @@ _Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
 class _Parser:
-    """One pass.
+    """One pass: plain messages by the compiled scanner, all others by the methods below.
 
-    Invariant: ``t_ns`` is the GPU time of the last fault read, 0 before the first.
+    Invariant: ``scanner.t_ns`` is the GPU time of the last fault read by either.
     """
 
     def __init__(
@@ -205,34 +207,42 @@ class _Parser:
         self.summary = summary
         self.keep = keep
         self.destroyed: list[tuple[int, int, str]] = []
-        self.t_ns = 0
+        self.failed = 0
+        self.scanner = FaultScanner()
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
-        rows: list[_Row] = []
-        for number, line in block.numbered():
-            message, prefixed = _message(line)
-            match message[:1]:
-                case b"f":
-                    row = self._fault(message, number)
-                case b"p" | b"e":
-                    row = self._page(message)
-                case b"s" if _START.fullmatch(message):
-                    row = self._batch(0, self.t_ns, 0)
-                case b"b":
-                    row = self._batch_end(message)
-                case _:
-                    row = None
-            if row is not None:
-                self.summary.read += 1
-                rows.append(row)
-            else:
-                self._other(message, line, number, prefixed)
-        return np.array(rows, RECORD)
+        return scanned(block, self._scan, self._odd)
+
+    def _scan(self, data: bytes, at: int, out: Records) -> tuple[int, int, int]:
+        found = self.scanner.scan(data, at, out)
+        self.summary.read += found[1]
+        return found
+
+    def _odd(self, line: bytes, number: int) -> Records:
+        message, prefixed = _message(line)
+        match message[:1]:
+            case b"f":
+                row = self._fault(message, number)
+            case b"p" | b"e":
+                row = self._page(message)
+            case b"s" if _START.fullmatch(message):
+                row = self._batch(0, self.scanner.t_ns, 0)
+            case b"b":
+                row = self._batch_end(message)
+            case _:
+                row = None
+        if row is None:
+            self._other(message, line, number, prefixed)
+            return np.empty(0, RECORD)
+        self.summary.read += 1
+        return np.array([row], RECORD)
 
     def end(self) -> Records:
         """Gives the destroyed ranges to the trace."""
         self.keep(self.destroyed)
+        if self.failed + self.scanner.failed:
+            self.summary.add("failed_batches", self.failed + self.scanner.failed)
         return np.zeros(0, RECORD)
 
     def _fault(self, message: bytes, number: int) -> _Row | None:
@@ -248,7 +258,7 @@ class _Parser:
                 f"line {number}",
                 f"{shown(message)}: expected a time of 64 bits and an access type of 0 to 4",
             )
-        self.t_ns = time
+        self.scanner.t_ns = time
         page = int(addr, 16) & ~PAGE_MASK
         return (time, page, PAGE_SIZE, 0, 0, Kind.FAULT, UNKNOWN, _ACCESS[access], UNKNOWN)
 
@@ -259,8 +269,8 @@ class _Parser:
         page = int(match.group(1), 16) & ~PAGE_MASK
         unknown = Access.UNKNOWN
         if message.startswith(b"p"):
-            return (self.t_ns, page, PAGE_SIZE, 0, 0, Kind.MIGRATE, CPU, unknown, UNKNOWN)
-        return (self.t_ns, page, PAGE_SIZE, 0, 0, Kind.EVICT, UNKNOWN, unknown, UNKNOWN)
+            return (self.scanner.t_ns, page, PAGE_SIZE, 0, 0, Kind.MIGRATE, CPU, unknown, UNKNOWN)
+        return (self.scanner.t_ns, page, PAGE_SIZE, 0, 0, Kind.EVICT, UNKNOWN, unknown, UNKNOWN)
 
     def _batch(self, value: int, t_ns: int, dur_ns: int) -> _Row:
         return (t_ns, 0, 0, dur_ns, value, Kind.BATCH, UNKNOWN, Access.UNKNOWN, UNKNOWN)
@@ -270,11 +280,11 @@ class _Parser:
         if numbers is None:
             return None
         if not numbers:
-            return self._batch(1, self.t_ns, 0)
+            return self._batch(1, self.scanner.t_ns, 0)
         if len(numbers) == 2:
             if numbers[1]:
-                self.summary.add("failed_batches")
-            return self._batch(1, self.t_ns, max(numbers[0], 0))
+                self.failed += 1
+            return self._batch(1, self.scanner.t_ns, max(numbers[0], 0))
         return self._batch(1, max(numbers[0], 0), max(numbers[1], 0))
 
     def _other(self, message: bytes, line: bytes, number: int, prefixed: bool) -> None:
