@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 
 DEC: int
 HEX: int
+PREFIXED: int
 NUMBER: int
 TEXT: int
 GAP: int

@@ -22,7 +22,7 @@ from .._types cimport record_t
 from ..errors import InvalidArgumentError
 
 #: Parts of a :class:`LineForm`, see there.
-DEC, HEX, NUMBER, TEXT, GAP, OPTIONAL, COMMENT = range(1, 8)
+DEC, HEX, PREFIXED, NUMBER, TEXT, GAP, OPTIONAL, COMMENT = range(1, 9)
 #: Value of a column of a line that ends before it.
 MISSING = (1 << 64) - 1
 
@@ -30,12 +30,13 @@ cdef enum part_code:
     P_LITERAL = 0
     P_DEC = 1
     P_HEX = 2
-    P_NUMBER = 3
-    P_TEXT = 4
-    P_GAP = 5
-    P_OPTIONAL = 6
-    P_COMMENT = 7
-    P_WORD = 8
+    P_PREFIXED = 3
+    P_NUMBER = 4
+    P_TEXT = 5
+    P_GAP = 6
+    P_OPTIONAL = 7
+    P_COMMENT = 8
+    P_WORD = 9
 
 cdef enum limits:
     DIGITS = 19        # decimal digits that always fit 64 bits
@@ -173,6 +174,7 @@ cdef class LineForm:
         ``b"..."``    these bytes
         ``DEC``       a decimal number of at most 19 digits (a column)
         ``HEX``       a hex number of at most 16 digits, no ``0x`` (a column)
+        ``PREFIXED``  a hex number behind ``0x`` (a column)
         ``NUMBER``    decimal, or hex behind ``0x`` (a column)
         ``TEXT``      bytes up to the next literal's first byte or the end of the line; the
                       column is ``offset << 32 | length`` within the block
@@ -363,8 +365,8 @@ cdef class LineForm:
                 p = decimal(p, &value)
             elif part.code == P_HEX:
                 p = hexadecimal(p, &value)
-            elif part.code == P_NUMBER:
-                p = hexadecimal(p + 2, &value)
+            elif part.code == P_NUMBER or part.code == P_PREFIXED:
+                p = hexadecimal(p + 2, &value) if prefixed(p) else NULL
             elif part.code == P_WORD:
                 p = self.word(i, p, &value)
             else:
