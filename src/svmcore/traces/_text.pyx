@@ -157,7 +157,8 @@ cdef struct word_t:
 
 
 cdef inline size_t word_slot(uint64_t low, uint64_t high, size_t mask) noexcept nogil:
-    cdef uint64_t mixed = (low ^ (high * <uint64_t>0x9E3779B97F4A7C15u)) * <uint64_t>0xFF51AFD7ED558CCDu
+    cdef uint64_t mixed = low ^ (high * <uint64_t>0x9E3779B97F4A7C15u)
+    mixed *= <uint64_t>0xFF51AFD7ED558CCDu
     return <size_t>(mixed >> 32) & mask
 
 
@@ -915,7 +916,7 @@ cdef class FaultScanner:
 
     cdef text_t line(self, text_t p, text_t end, record_t* row) noexcept nogil:
         cdef uint64_t addr = 0, number = 0, first = 0, second = 0
-        cdef int i
+        cdef int i, _
         cdef bint negative
         if 48 <= p[0] <= 57:  # a kernel-log prefix
             while p[0] != 59:
@@ -938,7 +939,7 @@ cdef class FaultScanner:
             # prefetch, read, write, atomic weak, atomic strong
             row.access = 3 if p[1] == 48 else (p[1] - 49 if p[1] < 52 else 2)
             p += 2
-            for i in range(10):
+            for _ in range(10):
                 if p[0] != 44:
                     return NULL
                 p = self.page(p + 1, &number)

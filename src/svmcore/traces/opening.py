@@ -18,12 +18,16 @@ import lzma
 import stat
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from errno import errorcode
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 from ..errors import TraceError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = [
     "BLOCK_BYTES",
@@ -45,6 +49,9 @@ BLOCK_BYTES = 1 << 20
 LINE_LIMIT = 1 << 20
 #: Bytes asked of the operating system at a time.
 _RAW_BYTES = 1 << 18
+
+#: Size from which on a file is hashed in a thread, and copies of what was read that may wait.
+_THREAD_BYTES, _WAITING = 1 << 23, 4
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -100,6 +107,43 @@ def file_size(path: str) -> int:
     return status.st_size
 
 
+class _Digest:
+    """blake2b-128 of bytes as they pass; of a large file in a thread of its own.
+
+    Hashing costs as much as a fast reader does: beside it, it costs no time where a
+    second core is free. Invariant: at most ``_WAITING`` copies wait for the thread.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._waiting: deque[Future[None]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        if size >= _THREAD_BYTES:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1, "svmcore-digest")
+
+    def update(self, view: memoryview) -> None:
+        """Take bytes; the caller may change them afterwards."""
+        if self._thread is None:
+            self._hash.update(view)
+            return
+        if len(self._waiting) == _WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._hash.update, bytes(view)))
+
+    def hexdigest(self) -> str:
+        """Of all bytes taken so far."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+
 class _Raw(io.RawIOBase):
     """The first *size* bytes of a file, counted and hashed as they pass."""
 
@@ -107,7 +151,7 @@ class _Raw(io.RawIOBase):
         self.path = path
         self.size = size
         self.position = 0
-        self.digest = hashlib.blake2b(digest_size=16)
+        self.digest = _Digest(size)
         self.lock = threading.Lock()
         self.file = io.FileIO(path)
 
@@ -115,7 +159,8 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: self.size - self.position]
+        # In parts that the copies for the digest find memory for without the system.
+        view = memoryview(buffer)[: min(self.size - self.position, _RAW_BYTES)]
         if not view:
             return 0
         with self.lock:
@@ -152,6 +197,7 @@ class _Raw(io.RawIOBase):
         return b"".join(parts)
 
     def close(self) -> None:
+        self.digest.close()
         self.file.close()
         super().close()
 

@@ -126,14 +126,15 @@ class WorkloadCsvTrace(TextTrace):
             segments = np.flatnonzero(table.columns[3] == _SEGMENT_KIND)
             _, _, _, _, op, addr, size, _ = table.columns[:, segments]
             numbers = [table.numbers[row] for row in segments.tolist()]
-            names = [_text(block.data, place) for place in op.tolist()]
+            ops = _texts(block.data, op)
         else:
             rows = _SEGMENT.findall(block.data)
             # Only an error needs the lines; then they are counted.
             numbers = [n for n, line in block.numbered() if _SEGMENT.fullmatch(line)]
             addr = words([row[5] for row in rows], numbers, self.path, "addr")
             size = words([row[6] for row in rows], numbers, self.path, "bytes")
-            names = [row[4].decode("utf-8", "replace") for row in rows]
+            ops = [row[4] for row in rows]
+        names = [text.decode("utf-8", "replace") for text in ops]
         check_spans(addr, size, numbers, self.path)
         return list(zip(addr.tolist(), size.tolist(), names, strict=True))
 
@@ -159,16 +160,15 @@ class _Rows(NamedTuple):
     size: npt.NDArray[np.uint64]
     dev: npt.NDArray[np.uint64]
     """Anything where the file has no such column."""
-    name: Callable[[int], str]
-    """Operator of a row."""
+    ops: Callable[[npt.NDArray[np.intp]], list[bytes]]
+    """Operators of some rows."""
     numbers: Sequence[int]
     """Line number of each row."""
 
 
-def _text(data: bytes, place: int) -> str:
-    """The text of a TEXT column."""
-    at = place >> 32
-    return data[at : at + (place & 0xFFFFFFFF)].decode("utf-8", "replace")
+def _texts(data: bytes, places: npt.NDArray[np.uint64]) -> list[bytes]:
+    """The texts of a TEXT column."""
+    return [data[p >> 32 : (p >> 32) + (p & 0xFFFFFFFF)] for p in places.tolist()]
 
 
 class _Parser:
@@ -188,6 +188,7 @@ class _Parser:
         self.summary = summary
         self.keep = keep
         self.names: dict[int, str] = {}
+        self.known: dict[bytes, str] = {}  # one string for all operators of a name
         ordered = sorted(segments)
         self.starts = np.array([s.start for s in ordered], "<u8")
         self.lasts = np.array([s.end - 1 for s in ordered], "<u8")
@@ -219,10 +220,10 @@ class _Parser:
             return None
         self.summary.comments += table.comments
 
-        def name(row: int) -> str:
-            return _text(block.data, int(op[row]))
+        def ops(chosen: npt.NDArray[np.intp]) -> list[bytes]:
+            return _texts(block.data, op[chosen])
 
-        return _Rows(seq, t_ns, dur_ns, kind, addr, size, dev, name, table.numbers)
+        return _Rows(seq, t_ns, dur_ns, kind, addr, size, dev, ops, table.numbers)
 
     def _slow(self, block: Block) -> _Rows:
         """A block with a line of another form: the first that is wrong is named."""
@@ -245,7 +246,7 @@ class _Parser:
             column(addr, "addr"),
             column(size, "bytes"),
             column(devs, "dev") if dev else kind,
-            lambda row: ops[row].decode("utf-8", "replace"),
+            lambda chosen: [ops[row] for row in chosen.tolist()],
             numbers,
         )
 
@@ -264,7 +265,9 @@ class _Parser:
 
     def _fill(self, out: Records, rows: _Rows, touches: npt.NDArray[np.intp]) -> None:
         seq = rows.seq[touches]
-        numbers = np.asarray(rows.numbers)[touches].tolist()
+        numbers = rows.numbers
+        if len(touches) < len(numbers):
+            numbers = [numbers[row] for row in touches.tolist()]
         out["addr"] = rows.addr[touches]
         out["size"] = rows.size[touches]
         check_spans(out["addr"], out["size"], numbers, self.path)
@@ -280,8 +283,11 @@ class _Parser:
         out["proc"] = self._processors(rows.dev[touches], numbers) if self.dev else UNKNOWN
         out["peer"] = UNKNOWN
         starts = np.flatnonzero(first)[: NAMES_LIMIT - len(self.names)]
-        for row, value in zip(touches[starts].tolist(), out["value"][starts].tolist(), strict=True):
-            self.names[value] = rows.name(row)
+        texts = rows.ops(touches[starts])
+        for text in set(texts) - self.known.keys():
+            self.known[text] = text.decode("utf-8", "replace")
+        values = out["value"][starts].tolist()
+        self.names.update(zip(values, map(self.known.__getitem__, texts), strict=True))
         self.last = int(seq[-1])
 
     def _check_inside(self, out: Records, numbers: Sequence[int]) -> None:
