@@ -26,6 +26,7 @@ SAMPLES = {
     "kfd_old.txt": ("kfd-smi", "fault"),
     "kfd_glued.txt": ("kfd-smi", "fault"),
     "kfd_nul.bin": ("kfd-smi", "fault"),
+    "hsa_profile.txt": ("hsa-svm-profile", "fault"),
     "uvm.kmsg": ("uvm-log", "fault"),
     "uvm_bare.txt": ("uvm-log", "fault"),
     "workload.csv": ("workload-csv", "access"),
@@ -132,6 +133,24 @@ def test_digest_covers_bytes_behind_the_compressed_stream(tmp_path):
     assert trace.digest == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("form", ["access-list", "arrow"])
+def test_content_that_grows_beyond_any_trace_is_refused(tmp_path, monkeypatch, form, compress):
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_RATIO", 100)
+    text = b"0x1000,4096\n" * 200_000
+    path = tmp_path / "t"
+    path.write_bytes(compress(text if form == "access-list" else b"ARROW1\0\0" + bytes(3 << 20)))
+    with pytest.raises(TraceError, match="bytes came out of them: expected compressed data"):
+        list(open_trace(path, format=form).chunks())
+
+
+def test_plain_content_of_any_size_is_no_bomb(tmp_path, monkeypatch):
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_BYTES", 0)
+    assert len(records_of(open_trace(DATA / "touches.txt"))) == 5
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has its own")
 def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = tmp_path / "t.zst"
@@ -140,6 +159,24 @@ def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatc
         open_trace(path)
 
 
+def test_zstandard_reads_alike(tmp_path):
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        compress = zstd.compress
+    else:
+        compress = pytest.importorskip("zstandard").compress
+    path = tmp_path / "t.zst"
+    path.write_bytes(compress((DATA / "kfd_new.txt").read_bytes()) * 2)
+    twice = tmp_path / "plain"
+    twice.write_bytes((DATA / "kfd_new.txt").read_bytes() * 2)
+    assert np.array_equal(records_of(open_trace(path)), records_of(open_trace(twice)))
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(TraceError):
+        records_of(open_trace(path))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has its own")
 def test_zstandard_with_its_package(tmp_path, monkeypatch):
     class Reader(io.RawIOBase):  # a stand-in: the magic, then the content as it is
         def __init__(self, file):
@@ -281,7 +318,9 @@ def test_huge_line_is_refused(tmp_path, form, newline):
 
 
 def test_unknown_format_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="access-list, arrow, csv, kfd-smi"):
+    with pytest.raises(
+        InvalidArgumentError, match="access-list, arrow, csv, hsa-svm-profile, kfd-smi"
+    ):
         open_trace(DATA / "touches.txt", format="excel")
 
 

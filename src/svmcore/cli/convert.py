@@ -15,8 +15,16 @@ from ..records import Kind
 from ..report.text import counted
 from ..traces import WRITERS, Trace, Written, map_records, write_records
 from ..traces.base import Records
-from ..traces.kfd_smi import KfdSmiTrace
-from .common import DEMO, emit_json, format_option, json_option, opened, printable, show
+from .common import (
+    DEMO,
+    cache_option,
+    emit_json,
+    format_option,
+    json_option,
+    opened,
+    printable,
+    show,
+)
 
 __all__ = ["convert"]
 
@@ -40,6 +48,7 @@ _PACKED = (".gz", ".xz", ".zst")
     help=f"One of {', '.join(WRITERS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
 )
 @format_option("--from")
+@cache_option
 @click.option("--force", is_flag=True, help="Replace DST where it is there.")
 @json_option
 def convert(
@@ -47,13 +56,14 @@ def convert(
     dst: str,
     to: str | None,
     form: str | None,
+    cache: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Write the trace SRC, a file or the word demo, as DST; mappings come first, as records."""
     target = _target(dst, to)
     _check_place(src, dst, force)
-    with opened(src, form, doing="converting") as source:
+    with opened(src, form, doing="converting", cache=cache) as source:
         written = _write(source, dst, target)
     lost = _not_kept(source, target)
     notes = [*_changed(source, target), *source.summary.notes]
@@ -138,7 +148,7 @@ def _target(dst: str, to: str | None) -> str:
 
 
 def _write(source: Trace, dst: str, target: str) -> Written:
-    gpu_ids = source.gpu_ids if isinstance(source, KfdSmiTrace) and target == "kfd-smi" else []
+    gpu_ids = source.gpu_ids if target == "kfd-smi" else []
     return write_records(dst, _arrays(source, target), target, gpu_ids=gpu_ids)
 
 
@@ -185,7 +195,7 @@ def _not_kept(source: Trace, target: str) -> list[str]:
         lost.append("mappings")
     elif named:
         lost.append(f"names of {counted(named, 'mapping')}")
-    if isinstance(source, KfdSmiTrace):
+    if source.format == "kfd-smi":
         lost.append("process ids")
         if source.gpu_ids and target != "kfd-smi":
             ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))

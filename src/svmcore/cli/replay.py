@@ -29,6 +29,7 @@ from ..traces import Trace
 from ..units import format_size
 from .common import (
     CheckFailedError,
+    cache_option,
     emit_json,
     format_option,
     json_option,
@@ -135,6 +136,7 @@ def space_of(machine: Machine, policy: Policy) -> Space:
 @click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
+@cache_option
 @click.option(
     "--chunk",
     type=click.IntRange(min=1),
@@ -185,6 +187,7 @@ def replay(
     strict: bool,
     form: str | None,
     ranges: list[tuple[int, int, str]],
+    cache: str | None,
     chunk: int,
     out: Path | None,
     profile: bool,
@@ -220,7 +223,7 @@ def replay(
         check_folder(out)
     ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
-    with opened(trace, form, ranges, doing=doing) as source:
+    with opened(trace, form, ranges, doing=doing, cache=cache) as source:
         try:
             with _stopped_in_order(place):
                 result = run_replay(

@@ -4,8 +4,8 @@
 :func:`write_records` writes one. Formats are listed by :func:`formats`.
 
 >>> from svmcore.traces import formats
->>> sorted(formats())
-['access-list', 'arrow', 'csv', 'kfd-smi', 'npy', 'parquet', 'uvm-log', 'workload-csv']
+>>> formats()["kfd-smi"]
+'AMD KFD SMI event text (faults, migrations, queue events)'
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 # Importing a reader registers it.
 from . import (
     access_list,
+    hsa_profile,
     kfd_smi,
     records_arrow,
     records_csv,
@@ -32,6 +33,7 @@ __all__ = [
     "Written",
     "access_list",
     "formats",
+    "hsa_profile",
     "kfd_smi",
     "map_records",
     "open_trace",

@@ -470,6 +470,68 @@ cdef struct event_t:
     bint has_gpu       # the processor of the event; else it is unknown
 
 
+# Causes as the runtime names them; each stands at its number (include/uapi/linux/kfd_ioctl.h).
+cdef const char** MIGRATE_CAUSES = [
+    b"PREFETCH ", b"PAGEFAULT_GPU ", b"PAGEFAULT_CPU ", b"TTM_EVICTION ",
+]
+cdef const char** UNMAP_CAUSES = [b"MMU_NOTIFY ", b"MMU_NOTIFY_MIGRATE ", b"UNMAP_FROM_CPU "]
+cdef const char** QUEUE_CAUSES = [
+    b"SVM ", b"USERPTR ", b"TTM ", b"SUSPEND ", b"CRIU_CHECKPOINT ", b"CRIU_RESTORE ",
+]
+
+
+cdef inline text_t after(text_t p, const char* word) noexcept nogil:
+    """The byte behind *word*, NULL where it does not stand here; NULL for NULL."""
+    if p == NULL:
+        return NULL
+    while word[0]:
+        if p[0] != <uint8_t>word[0]:
+            return NULL
+        p += 1
+        word += 1
+    return p
+
+
+cdef inline text_t one_of(text_t p, int count, const char** known, uint64_t* value) noexcept nogil:
+    """The byte behind one of some words, whose place among them is *value*."""
+    cdef int i
+    cdef text_t stop
+    for i in range(count):
+        stop = after(p, known[i])
+        if stop != NULL:
+            value[0] = i
+            return stop
+    return NULL
+
+
+cdef inline text_t choice(text_t p, const char* no, const char* yes,
+                          uint64_t* value) noexcept nogil:
+    """The byte behind one of two words; *value* is 1 for *yes*."""
+    cdef text_t stop = after(p, no)
+    value[0] = stop == NULL
+    return after(p, yes) if stop == NULL else stop
+
+
+cdef inline text_t agent(text_t p, uint64_t* gpu) noexcept nogil:
+    """The byte behind ``CPU`` (0) or ``GPUn(0xHANDLE)`` (n + 1)."""
+    cdef uint64_t handle
+    cdef text_t stop = after(p, b"CPU")
+    gpu[0] = 0
+    if stop != NULL:
+        return stop
+    p = after(p, b"GPU")
+    if p == NULL:
+        return NULL
+    # Three digits are more than any machine has, and never the number of none.
+    p = after(decimal(p, gpu), b"(0x")
+    if gpu[0] > 999:
+        return NULL
+    gpu[0] += 1
+    if p == NULL:
+        return NULL
+    return after(hexadecimal(p, &handle), b")")
+
+
 cdef class EventScanner:
     """KFD events as records: lines to events, GPU ids to indices, starts to their ends.
 
@@ -481,6 +543,8 @@ cdef class EventScanner:
     limit : int
         Starts that may be under way at once, at least 1; the oldest is given out without an
         end where one more comes.
+    numbered : bool, default False
+        GPU ids are numbers of processors (GPU *i* is ``i + 1``), not the driver's own.
     """
 
     cdef move_t* moves
@@ -491,14 +555,16 @@ cdef class EventScanner:
     cdef size_t gpus, processes
     cdef uint64_t slots[PROCESS_SLOTS]  # pid + 1; 0 is empty
     cdef uint64_t last_pid              # pid + 1 of the last event
+    cdef bint numbered
     #: Events met: restored, rescheduled, unpaired_starts, unpaired_ends.
     cdef readonly uint64_t restored
     cdef readonly uint64_t rescheduled
     cdef readonly uint64_t unpaired_starts
     cdef readonly uint64_t unpaired_ends
 
-    def __cinit__(self, int limit):
+    def __cinit__(self, int limit, bint numbered=False):
         cdef size_t size = 4
+        self.numbered = numbered
         if limit < 1:
             raise InvalidArgumentError(f"limit {limit}: expected at least 1")
         while size < 2 * <size_t>limit:
@@ -536,6 +602,8 @@ cdef class EventScanner:
             return CPU
         if gpu == UNDEFINED:
             return UNKNOWN
+        if self.numbered:
+            return <int>gpu if gpu <= GPUS else -1
         for i in range(self.gpus):
             if self.ids[i] == gpu:
                 return <int>i + 1
@@ -548,6 +616,8 @@ cdef class EventScanner:
     cdef inline bint has_room(self, uint64_t gpu) noexcept nogil:
         """Whether :meth:`code` would find or make a processor."""
         cdef size_t i
+        if self.numbered:
+            return gpu <= GPUS
         if self.gpus < GPUS - 1 or gpu == 0 or gpu == UNDEFINED:
             return True
         for i in range(self.gpus):
@@ -708,13 +778,13 @@ cdef class EventScanner:
         """The end of a well-formed line of an event with fields, which goes to *event*."""
         cdef uint64_t number, pages
         cdef uint8_t key = p[0] | 32
-        if p[1] != 32:
-            return NULL
         if 53 <= p[0] <= 57:
             event.number = p[0] - 48
         elif key == 97 or key == 98 or key == 101:
             event.number = key - 87
         else:
+            return NULL
+        if p[1] != 32:
             return NULL
         p = decimal(p + 2, &event.t_ns)
         if p == NULL or p[0] != 32 or p[1] != 45:
@@ -803,12 +873,73 @@ cdef class EventScanner:
             event.error = -<int32_t>number if pages else <int32_t>number
         return line_end(p, end)
 
+    cdef text_t profile_line(self, text_t p, text_t end, event_t* event) noexcept nogil:
+        """As :meth:`line`, of the text that the ROCm runtime makes of the same events."""
+        cdef uint64_t last
+        p = after(p, b"ROCr HMM event: ")
+        if p == NULL:
+            return NULL
+        p = decimal(p, &event.t_ns)
+        if p == NULL or p[0] != 32:
+            return NULL
+        p += 1
+        event.addr = event.size = event.value = event.pid = 0
+        event.has_gpu, event.has_error = True, False
+        if p[0] == 80:  # PAGE_FAULT_START, PAGE_FAULT_END
+            p = after(p, b"PAGE_FAULT_")
+            if p == NULL:
+                return NULL
+            if p[0] == 83:
+                event.number = 7
+                p = choice(after(p, b"START "), b"Read ", b"Write ", &event.value)
+            else:
+                event.number = 8
+                p = choice(after(p, b"END "), b"Map ", b"Migration ", &event.value)
+            p = agent(p, &event.gpu)
+            if p == NULL or p[0] != 32:
+                return NULL
+            p = decimal(p + 1, &event.addr)
+            event.addr &= ~<uint64_t>0xFFF
+            event.size = 1 << PAGE_SHIFT
+            return line_end(p, end)
+        if p[0] == 77:  # MIGRATE_START, MIGRATE_END
+            p = choice(after(p, b"MIGRATE_"), b"START ", b"END ", &last)
+            event.number = 5 + <int>last
+            p = one_of(p, 4, MIGRATE_CAUSES, &event.trigger)
+            p = agent(p, &event.source)
+            if p == NULL or p[0] != 45 or p[1] != 62:
+                return NULL
+            p = agent(p + 2, &event.target)
+        elif p[0] == 85:  # UNMAP_FROM_GPU
+            event.number = 11
+            p = one_of(after(p, b"UNMAP_FROM_GPU "), 3, UNMAP_CAUSES, &event.value)
+            p = agent(p, &event.gpu)
+        else:
+            p = choice(after(p, b"QUEUE_"), b"RESTORE ", b"EVICTION ", &last)
+            event.number = 10 - <int>last
+            if last:
+                p = one_of(p, 6, QUEUE_CAUSES, &event.value)
+            return line_end(agent(p, &event.gpu), end)
+        p = after(p, b" [0x")
+        if p == NULL:
+            return NULL
+        p = after(hexadecimal(p, &event.addr), b", 0x")
+        if p == NULL:
+            return NULL
+        p = hexadecimal(p, &last)
+        # A last byte before the first is a size of 4 GiB or more: known damage, not plain.
+        if p == NULL or p[0] != 93 or last < event.addr or last == <uint64_t>-1:
+            return NULL
+        event.size = last + 1 - event.addr
+        return line_end(p + 1, end)
+
     cdef inline bint fits(self, const event_t* event) noexcept nogil:
         if event.number <= 6:
             return self.has_room(event.source) and self.has_room(event.target)
         return not event.has_gpu or self.has_room(event.gpu)
 
-    def scan(self, bytes data not None, Py_ssize_t at, record_t[::1] out not None):
+    def scan(self, bytes data not None, Py_ssize_t at, record_t[::1] out not None,
+             bint profile=False):
         """Read lines from byte *at* on, up to the first that is no plain event line.
 
         Parameters
@@ -819,6 +950,8 @@ cdef class EventScanner:
             Where a line begins.
         out : ndarray, shape (n,), dtype RECORD
             Takes the records; a line makes one at most.
+        profile : bool, default False
+            The lines are those of the ROCm runtime (``HSA_SVM_PROFILE``).
 
         Returns
         -------
@@ -850,7 +983,7 @@ cdef class EventScanner:
         row = &out[0]
         with nogil:
             while rows < room and p <= end:
-                stop = self.line(p, end, &event)
+                stop = self.profile_line(p, end, &event) if profile else self.line(p, end, &event)
                 if stop == NULL or not self.fits(&event):
                     break
                 self.saw(event.pid)
@@ -912,7 +1045,7 @@ cdef class FaultScanner:
     cdef readonly uint64_t failed
 
     cdef inline text_t page(self, text_t p, uint64_t* value) noexcept nogil:
-        return hexadecimal(p + 2 if prefixed(p) else p, value)
+        return hexadecimal(p + 2 if p[0] == 48 and p[1] == 120 else p, value)
 
     cdef text_t line(self, text_t p, text_t end, record_t* row) noexcept nogil:
         cdef uint64_t addr = 0, number = 0, first = 0, second = 0
@@ -934,7 +1067,7 @@ cdef class FaultScanner:
             if p == NULL or p[0] != 44:
                 return NULL
             p = decimal(p + 1, &number)
-            if p == NULL or p[0] != 44 or p[2] != 44 or not 48 <= p[1] <= 52:
+            if p == NULL or p[0] != 44 or not 48 <= p[1] <= 52 or p[2] != 44:
                 return NULL
             # prefetch, read, write, atomic weak, atomic strong
             row.access = 3 if p[1] == 48 else (p[1] - 49 if p[1] < 52 else 2)

@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -272,6 +273,8 @@ class Trace(abc.ABC):
     format: ClassVar[str]
     #: One line for people.
     description: ClassVar[str]
+    #: Whether files of one machine share a clock, so that several are merged by time.
+    has_clock: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -341,28 +344,8 @@ class Trace(abc.ABC):
     def _pass(self, n: int) -> Iterator[Records]:
         summary = Summary()
         with Source(self.path, self.nbytes, self.progress) as source:
-            held: list[Records] = []
-            waiting = 0
-            for array in self._arrays(source, summary):
-                held.append(array)
-                waiting += len(array)
-                if waiting >= n:
-                    # One array alone is cut where it lies: no copy.
-                    joined = np.concatenate(held) if len(held) > 1 else array
-                    whole = waiting - waiting % n
-                    for at in range(0, whole, n):
-                        yield _counted(joined[at : at + n], summary)
-                    waiting -= whole
-                    held = [joined[whole:].copy()] if waiting else []
-            if waiting:
-                yield _counted(np.concatenate(held) if len(held) > 1 else held[0], summary)
+            yield from cut(self._arrays(source, summary), n, summary)
             summary.bytes = source.position
-            if lost := summary.counts.get("dropped_events", 0):
-                places = summary.kinds["dropped"]
-                summary.notes.append(
-                    f"the log lost {lost:,} event{'s' * (lost != 1)} "
-                    f"(in {places:,} place{'s' * (places != 1)}): what they touched is missing here"
-                )
             digest = source.hexdigest()
         if self._digest not in (None, digest):
             raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
@@ -428,9 +411,42 @@ class Trace(abc.ABC):
         return self._digest
 
     @property
+    def gpu_ids(self) -> list[int]:
+        """Id of each GPU index where the file names its GPUs by ids of its own, else empty."""
+        return []
+
+    @property
     def names(self) -> MappingProxyType[int, str]:
         """Operator names by the records' ``value``; empty where the format has none."""
         return MappingProxyType({})
+
+
+def cut(arrays: Iterable[Records], n: int, summary: Summary) -> Iterator[Records]:
+    """Arrays of any length as chunks of *n* records, the last one shorter.
+
+    Counts the records into *summary*, and notes after the last what the source lost.
+    """
+    held: list[Records] = []
+    waiting = 0
+    for array in arrays:
+        held.append(array)
+        waiting += len(array)
+        if waiting >= n:
+            # One array alone is cut where it lies: no copy.
+            joined = np.concatenate(held) if len(held) > 1 else array
+            whole = waiting - waiting % n
+            for at in range(0, whole, n):
+                yield _counted(joined[at : at + n], summary)
+            waiting -= whole
+            held = [joined[whole:].copy()] if waiting else []
+    if waiting:
+        yield _counted(np.concatenate(held) if len(held) > 1 else held[0], summary)
+    if lost := summary.counts.get("dropped_events", 0):
+        places = summary.kinds["dropped"]
+        summary.notes.append(
+            f"the log lost {lost:,} event{'s' * (lost != 1)} "
+            f"(in {places:,} place{'s' * (places != 1)}): what they touched is missing here"
+        )
 
 
 def _counted(chunk: Records, summary: Summary) -> Records:
@@ -852,25 +868,30 @@ def formats() -> dict[str, str]:
 
 
 def open_trace(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     format: str | None = None,
     ranges: Iterable[tuple[int, int] | tuple[int, int, str]] = (),
     *,
     progress: Callable[[int], None] | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Trace:
     """Open a trace; its format is recognised by content, never by name.
 
     Parameters
     ----------
-    path : str or PathLike
-        A regular file, plain or compressed with gz or xz (zst with the
-        optional package ``zstandard``).
+    path : str, PathLike or sequence of them
+        A regular file, plain or compressed with gz, xz or zst (extra ``zst``
+        before Python 3.14). Several files of one run, as the AMD driver makes
+        one a GPU, are merged by time.
     format : str, optional
         A name of :func:`formats`; recognised where left out.
     ranges : iterable of (start, size) or (start, size, name)
         Mappings in bytes that replace those of the file.
     progress : callable, optional
         Called with the raw bytes read so far in each pass, out of ``trace.nbytes``.
+    cache : str or PathLike, optional
+        A folder for copies of records, from which the trace is read the next
+        time, as long as the file is unchanged: see :mod:`svmcore.traces.cached`.
 
     Returns
     -------
@@ -883,12 +904,22 @@ def open_trace(
         If the file is missing (``code`` ENOENT), a directory, unreadable, empty
         or of no known format.
     InvalidArgumentError
-        If *format* is unknown or a range is empty, overlaps another or passes 2**64.
+        If *format* is unknown, a range is empty, overlaps another or passes 2**64,
+        or several files cannot be merged.
 
     Complexity
     ----------
     O(1): at most 64 KiB of content are looked at.
     """
+    if not isinstance(path, str | os.PathLike):
+        from .merged import MergedTrace
+
+        if len(path) > 1:
+            parts = [open_trace(one, format, cache=cache) for one in path]
+            return MergedTrace(parts, _checked_ranges(ranges), progress)
+        if not path:
+            raise InvalidArgumentError("no file: expected a trace")
+        path = path[0]
     name = os.fspath(path)
     known = ", ".join(sorted(FORMATS))
     if format is not None and format not in FORMATS:
@@ -908,7 +939,12 @@ def open_trace(
         )
         if sure < _CONFIDENT:
             raise TraceError(name, "", f"format not recognised: expected one of {known}")
-    return reader(name, nbytes, confidence=sure, ranges=given, progress=progress)
+    trace = reader(name, nbytes, confidence=sure, ranges=given, progress=progress)
+    if cache is None:
+        return trace
+    from .cached import cached
+
+    return cached(trace, Path(cache))
 
 
 def _checked_ranges(

@@ -25,7 +25,15 @@ from ._text import EventScanner
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, scanned, shown
 from .opening import Block, Source, file_size, line_blocks
 
-__all__ = ["EVENTS", "UNDEFINED_GPU", "Event", "KfdSmiTrace", "MigrateValue", "events"]
+__all__ = [
+    "EVENTS",
+    "UNDEFINED_GPU",
+    "Event",
+    "EventParser",
+    "KfdSmiTrace",
+    "MigrateValue",
+    "events",
+]
 
 #: Event names by id (include/uapi/linux/kfd_ioctl.h).
 EVENTS: dict[int, str] = {
@@ -452,6 +460,7 @@ class KfdSmiTrace(TextTrace):
 
     format = "kfd-smi"
     description = "AMD KFD SMI event text (faults, migrations, queue events)"
+    has_clock = True
 
     _gpu_ids: list[int] | None = None
 
@@ -478,21 +487,46 @@ class KfdSmiTrace(TextTrace):
         known = sum(1 for line in lines if line.partition(b" ")[0] in _IDS and b" " in line)
         return (0.8 * sure + 0.15 * known) / len(lines)
 
-    def _parser(self, summary: Summary) -> _Parser:
-        return _Parser(self.path, summary, self._keep)
+    def _parser(self, summary: Summary) -> EventParser:
+        return EventParser(self.path, summary, self._keep)
 
     def _keep(self, gpu_ids: list[int]) -> None:
         self._gpu_ids = gpu_ids
 
 
-class _Parser:
-    """One pass: plain lines by the compiled scanner, damaged and rare ones by the code above."""
+class EventParser:
+    """One pass over lines of events: plain ones by the compiled scanner, others by *events*.
 
-    def __init__(self, path: str, summary: Summary, keep: Callable[[list[int]], None]) -> None:
+    Parameters
+    ----------
+    path : str
+        The file, for errors.
+    summary : Summary
+        Gets the counts.
+    keep : callable
+        Takes the GPU ids at the end.
+    events : callable, optional
+        ``events(line, number, path, summary)``: the events of a line that the scanner left; it
+        counts the line. Those of the SMI text where left out.
+    profile : bool, default False
+        The lines are those of the ROCm runtime, whose GPUs are numbered.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        summary: Summary,
+        keep: Callable[[list[int]], None],
+        events: Callable[[bytes, int, str, Summary], list[Event]] = _line_events,
+        *,
+        profile: bool = False,
+    ) -> None:
         self.path = path
         self.summary = summary
         self.keep = keep
-        self.scanner = EventScanner(_OPEN_MIGRATIONS)
+        self.events = events
+        self.profile = profile
+        self.scanner = EventScanner(_OPEN_MIGRATIONS, profile)
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
@@ -515,12 +549,12 @@ class _Parser:
         return left
 
     def _scan(self, data: bytes, at: int, out: Records) -> tuple[int, int, int]:
-        rows, lines, at = self.scanner.scan(data, at, out)
+        rows, lines, at = self.scanner.scan(data, at, out, self.profile)
         self.summary.read += lines
         return rows, lines, at
 
     def _odd(self, line: bytes, number: int) -> Records:
-        found = _line_events(line, number, self.path, self.summary)
+        found = self.events(line, number, self.path, self.summary)
         out = np.empty(len(found), RECORD)
         rows = 0
         for event in found:

@@ -16,6 +16,7 @@ import importlib
 import io
 import lzma
 import stat
+import sys
 import threading
 import zlib
 from collections import deque
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_BYTES",
+    "BOMB_BYTES",
+    "BOMB_RATIO",
     "LINE_LIMIT",
     "Block",
     "RandomAccess",
@@ -52,6 +55,11 @@ _RAW_BYTES = 1 << 18
 
 #: Size from which on a file is hashed in a thread, and copies of what was read that may wait.
 _THREAD_BYTES, _WAITING = 1 << 23, 4
+
+#: Content up to which no compressed file is suspicious, and how many times the size of what
+#: is stored it may reach beyond that. Logs with addresses and times reach 100 times, with xz;
+#: a file of zeros 1,000 times with gz and more with the others.
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 500
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -302,6 +310,7 @@ class Source:
     ) -> None:
         self.path = path
         self._progress = progress
+        self._content = 0
         try:
             self._raw = _Raw(path, size)
         except OSError as error:
@@ -330,19 +339,27 @@ class Source:
         if magic.startswith(_XZ):
             return lzma.LZMAFile(buffer)
         if magic.startswith(_ZSTD):
-            try:
-                zstandard: Any = importlib.import_module("zstandard")
-            except ImportError as error:
-                raise TraceError(
-                    self.path,
-                    "",
-                    "is compressed with zstandard: expected the package 'zstandard' to be "
-                    "installed, or a gz, xz or plain file",
-                ) from error
-            self._damage += (zstandard.ZstdError,)
-            reader = zstandard.ZstdDecompressor().stream_reader(buffer, read_across_frames=True)
-            return io.BufferedReader(reader, _RAW_BYTES)
+            return self._zstd(buffer)
         return buffer
+
+    def _zstd(self, buffer: BinaryIO) -> Any:
+        """A reader of zstd: of Python from 3.14 on, before that of the extra ``zst``."""
+        if sys.version_info >= (3, 14):
+            own: Any = importlib.import_module("compression.zstd")
+            self._damage += (own.ZstdError,)
+            return own.ZstdFile(buffer)
+        try:
+            zstandard: Any = importlib.import_module("zstandard")
+        except ImportError as error:
+            raise TraceError(
+                self.path,
+                "",
+                "is compressed with zstandard: expected the package 'zstandard' to be "
+                "installed (svmcore[zst]), or a gz, xz or plain file",
+            ) from error
+        self._damage += (zstandard.ZstdError,)
+        reader = zstandard.ZstdDecompressor().stream_reader(buffer, read_across_frames=True)
+        return io.BufferedReader(reader, _RAW_BYTES)
 
     @property
     def position(self) -> int:
@@ -361,6 +378,7 @@ class Source:
             data: bytes = self._stream.read(size)
             if len(data) < size:
                 self._finish()
+        self._count(len(data))
         return data
 
     def readinto(self, buffer: Any) -> int:
@@ -380,7 +398,25 @@ class Source:
                     self._finish()
                     break
                 got += more
+        self._count(got)
         return got
+
+    def _count(self, size: int) -> None:
+        """Count content; refuse what grows beyond any trace while it is decompressed.
+
+        Raises
+        ------
+        TraceError
+            If more than ``BOMB_BYTES`` came out of less than one ``BOMB_RATIO``-th of them.
+        """
+        self._content += size
+        if self._content > BOMB_BYTES and self._content > BOMB_RATIO * self.position:
+            raise TraceError(
+                self.path,
+                f"byte {self.position}",
+                f"{self._content} bytes came out of them: expected compressed data that grows "
+                f"to at most {BOMB_RATIO} times its size (decompress it yourself if it is a trace)",
+            )
 
     def _finish(self) -> None:
         """Read the bytes after a compressed stream, for the digest."""
