@@ -7,7 +7,6 @@ import itertools
 import lzma
 import sys
 import tracemalloc
-import types
 from pathlib import Path
 
 import numpy as np
@@ -171,34 +170,14 @@ def test_zstandard_reads_alike(tmp_path):
     twice = tmp_path / "plain"
     twice.write_bytes((DATA / "kfd_new.txt").read_bytes() * 2)
     assert np.array_equal(records_of(open_trace(path)), records_of(open_trace(twice)))
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(TraceError):
+    whole = path.read_bytes()
+    for length in (len(whole) - 1, len(whole) // 2 + 7, 9):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match=r"damaged compressed data|empty"):
+            records_of(open_trace(path))
+    path.write_bytes(whole + b"\x55" * 40)
+    with pytest.raises(TraceError, match="damaged compressed data"):
         records_of(open_trace(path))
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has its own")
-def test_zstandard_with_its_package(tmp_path, monkeypatch):
-    class Reader(io.RawIOBase):  # a stand-in: the magic, then the content as it is
-        def __init__(self, file):
-            self.file = file
-            file.read(4)
-
-        def readable(self):
-            return True
-
-        def readinto(self, buffer):
-            return self.file.readinto(buffer)
-
-    class Decompressor:
-        def stream_reader(self, file, read_across_frames):
-            assert read_across_frames
-            return Reader(file)
-
-    stand_in = types.SimpleNamespace(ZstdDecompressor=Decompressor, ZstdError=ValueError)
-    monkeypatch.setitem(sys.modules, "zstandard", stand_in)
-    path = tmp_path / "t.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + (DATA / "touches.txt").read_bytes())
-    assert len(records_of(open_trace(path))) == 5
 
 
 @pytest.mark.parametrize(

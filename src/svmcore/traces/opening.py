@@ -56,6 +56,8 @@ _RAW_BYTES = 1 << 18
 #: Size from which on a file is hashed in a thread, and copies of what was read that may wait.
 _THREAD_BYTES, _WAITING = 1 << 23, 4
 
+#: Stored bytes that are decompressed at a time: a byte can become 32 KiB.
+_ZSTD_BYTES = 1 << 10
 #: Content up to which no compressed file is suspicious, and how many times the size of what
 #: is stored it may reach beyond that. Logs with addresses and times reach 100 times, with xz;
 #: a file of zeros 1,000 times with gz and more with the others.
@@ -210,6 +212,43 @@ class _Raw(io.RawIOBase):
         super().close()
 
 
+class _Zstd(io.RawIOBase):
+    """Content of zstd frames by the package ``zstandard``.
+
+    Its own reader takes a frame that is cut off for a whole one; here it is an EOFError.
+    """
+
+    def __init__(self, file: BinaryIO, decompressor: Any) -> None:
+        self.file = file
+        self.decompressor = decompressor
+        self.frame: Any = None
+        self.content = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.content:
+            data = self.file.read(_ZSTD_BYTES)
+            if not data:
+                if self.frame is not None:
+                    raise EOFError("the last frame is cut off")
+                return 0
+            parts: list[bytes] = []
+            while data:
+                if self.frame is None:
+                    self.frame = self.decompressor.decompressobj()
+                parts.append(self.frame.decompress(data))
+                data = b""
+                if self.frame.eof:
+                    data, self.frame = self.frame.unused_data, None
+            self.content = memoryview(b"".join(parts))
+        count = min(len(buffer), len(self.content))
+        buffer[:count] = self.content[:count]
+        self.content = self.content[count:]
+        return count
+
+
 class RandomAccess(io.RawIOBase):
     """The content of a trace file as a file that can be sought in, of a fixed size.
 
@@ -358,8 +397,7 @@ class Source:
                 "installed (svmcore[zst]), or a gz, xz or plain file",
             ) from error
         self._damage += (zstandard.ZstdError,)
-        reader = zstandard.ZstdDecompressor().stream_reader(buffer, read_across_frames=True)
-        return io.BufferedReader(reader, _RAW_BYTES)
+        return io.BufferedReader(_Zstd(buffer, zstandard.ZstdDecompressor()), _RAW_BYTES)
 
     @property
     def position(self) -> int:
