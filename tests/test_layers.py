@@ -31,7 +31,17 @@ FLOORS = [
     ["_process"],
     ["policies"],
     ["engine", "reference", "_replay", "_tally", "_capi"],
-    ["replay", "result", "events", "plans", "managed", "checkpoint", "stacks", "_stacks", "conformance"],
+    [
+        "replay",
+        "result",
+        "events",
+        "plans",
+        "managed",
+        "checkpoint",
+        "stacks",
+        "_stacks",
+        "conformance",
+    ],
     ["report", "sweep", "sweep_dask", "compare", "tune"],
     [""],  # the package itself: it gathers the public names
     ["cli", "__main__"],

@@ -99,6 +99,7 @@ def test_size_that_passed_32_bits_is_the_least_that_gives_it(tmp_path, last, siz
         HEAD + "1 MIGRATE_START PREFETCH CPU-GPU0(0x1) [0x1000, 0x1fff]",
         HEAD + "1 MIGRATE_START PREFETCH CPU->GPU0(0x1) [1000, 1fff]",
         HEAD + "1 UNMAP_FROM_GPU MMU_NOTIFY CPU [0xfffffffffffff000, 0x0]",
+        HEAD + "1 UNMAP_FROM_GPU MMU_NOTIFY CPU [0x0, 0xffffffffffffffff]",
     ],
 )
 def test_garbage_in_the_middle_names_the_line(tmp_path, line):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svmcore.errors import InvalidArgumentError, TraceError
+from reading import careful, look
+from svmcore.errors import InvalidArgumentError
 from svmcore.records import RECORD
-from svmcore.traces import access_list, kfd_smi, open_trace, records_csv, uvm_log, workload_csv
 from svmcore.traces._text import (
     COMMENT,
     DEC,
@@ -50,39 +50,19 @@ NUMBERS = st.sampled_from(
 )
 
 
-def look(path, form):
-    """All that a reader says of a file: records and counts, or its error."""
-    trace = open_trace(path, format=form)
-    try:
-        mappings = trace.mappings()
-        records = [row for chunk in trace.chunks() for row in chunk.tolist()]
-    except TraceError as error:
-        return str(error)
-    return records, mappings, trace.summary, trace.names, trace.gpu_ids
-
-
-def both(content, form, careful):
-    """What the fast and the careful reader say."""
+def both(content, form):
+    """What the fast and the careful code say."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t"
         path.write_bytes(content)
         fast = look(path, form)
-        with pytest.MonkeyPatch.context() as patch:
-            careful(patch)
+        with careful():
             return fast, look(path, form)
-
-
-def only_careful(patch):
-    leave = lambda self, data, at, out: (0, 0, at)  # noqa: E731
-    patch.setattr(kfd_smi.EventParser, "_scan", leave)
-    patch.setattr(uvm_log._Parser, "_scan", leave)
-    for module in (access_list, records_csv, workload_csv):
-        patch.setattr(module, "table_columns", lambda block, form: None)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_samples_read_alike(name):
-    fast, slow = both((DATA / name).read_bytes(), TEXTS[name], only_careful)
+    fast, slow = both((DATA / name).read_bytes(), TEXTS[name])
     assert fast == slow
     assert isinstance(fast, tuple)
 
@@ -96,7 +76,7 @@ def test_damaged_samples_read_alike(name, data):
         length = data.draw(st.integers(0, 8))
         text = data.draw(NUMBERS.map(str.encode) | st.binary(max_size=3))
         content[at : at + length] = text
-    fast, slow = both(bytes(content), TEXTS[name], only_careful)
+    fast, slow = both(bytes(content), TEXTS[name])
     assert fast == slow
 
 
@@ -151,7 +131,7 @@ def test_numbers_at_their_limits_read_alike(form, data):
         )
     )
     lines = data.draw(st.lists(drawn, min_size=1, max_size=3))
-    fast, slow = both((HEADS.get(form, "") + "\n".join(lines) + "\n").encode(), form, only_careful)
+    fast, slow = both((HEADS.get(form, "") + "\n".join(lines) + "\n").encode(), form)
     assert fast == slow
 
 
@@ -162,7 +142,7 @@ def test_many_events_pair_as_in_the_careful_code():
         page, gpu = rng.integers(0, 9000) * 16, rng.integers(1, 4)
         key = f"-{rng.integers(1, 3)} @{page:x}(10) 0->{gpu:x}"
         lines.append(f"5 {t} {key} 0:0 1" if rng.random() < 0.7 else f"6 {t} {key} 1 0")
-    fast, slow = both("\n".join(lines).encode() + b"\n", "kfd-smi", only_careful)
+    fast, slow = both("\n".join(lines).encode() + b"\n", "kfd-smi")
     assert fast == slow
     assert fast[2].counts["unpaired_starts"] > 4096
 

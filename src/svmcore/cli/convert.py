@@ -12,6 +12,7 @@ import click
 from .. import __version__
 from ..errors import InvalidArgumentError
 from ..records import Kind
+from ..report.perfetto import TELLS, write_perfetto
 from ..report.text import counted
 from ..traces import WRITERS, Trace, Written, map_records, write_records
 from ..traces.base import Records
@@ -28,12 +29,18 @@ from .common import (
 
 __all__ = ["convert"]
 
+#: The timeline for viewers; it is a report, nothing reads it back.
+PERFETTO = "perfetto"
+#: Kinds of records that each format can hold.
+_HOLDS = {**WRITERS, PERFETTO: TELLS}
 _BY_SUFFIX = {
     ".npy": "npy",
     ".csv": "csv",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
+    ".oraclegeneral": "oracle-general",
+    ".json": PERFETTO,
 }
 _PACKED = (".gz", ".xz", ".zst")
 
@@ -45,7 +52,7 @@ _PACKED = (".gz", ".xz", ".zst")
     "to",
     "--to",
     metavar="FORMAT",
-    help=f"One of {', '.join(WRITERS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
+    help=f"One of {', '.join(_HOLDS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
 )
 @format_option("--from")
 @cache_option
@@ -139,15 +146,19 @@ def _target(dst: str, to: str | None) -> str:
     target = to or _BY_SUFFIX.get(suffix)
     if target is None:
         raise InvalidArgumentError(
-            f"{dst}: expected --to {'|'.join(WRITERS)}, or a name that ends in "
+            f"{dst}: expected --to {'|'.join(_HOLDS)}, or a name that ends in "
             f"{', '.join(_BY_SUFFIX)}"
         )
-    if target not in WRITERS:
-        raise InvalidArgumentError(f"--to {target}: expected one of {', '.join(WRITERS)}")
+    if target not in _HOLDS:
+        raise InvalidArgumentError(f"--to {target}: expected one of {', '.join(_HOLDS)}")
     return target
 
 
 def _write(source: Trace, dst: str, target: str) -> Written:
+    if target == PERFETTO:
+        chunks = _arrays(source, target)
+        left_out = write_perfetto(dst, chunks, source.names)
+        return Written(source.summary.records - sum(left_out.values()), left_out)
     gpu_ids = source.gpu_ids if target == "kfd-smi" else []
     return write_records(dst, _arrays(source, target), target, gpu_ids=gpu_ids)
 
@@ -155,7 +166,7 @@ def _write(source: Trace, dst: str, target: str) -> Written:
 def _arrays(source: Trace, target: str) -> Iterator[Records]:
     """The mappings as records, where the format can say them and the trace does not, then all."""
     chunks = source.chunks()
-    if Kind.MAP in WRITERS[target]:
+    if Kind.MAP in _HOLDS[target]:
         mappings = source.mappings()
         first = next(chunks, None)
         if first is not None:
@@ -171,7 +182,7 @@ def _arrays(source: Trace, target: str) -> Iterator[Records]:
 
 def _check_some(source: Trace, target: str) -> None:
     """Refuse a whole trace of which the format can say nothing; the file is not there yet."""
-    said = WRITERS[target]
+    said = _HOLDS[target]
     kinds = source.summary.kinds
     if said == frozenset(Kind) or any(Kind[name.upper()] in said for name in kinds):
         return
@@ -186,12 +197,12 @@ def _check_some(source: Trace, target: str) -> None:
 def _not_kept(source: Trace, target: str) -> list[str]:
     """What the records carry or refer to that the format cannot say."""
     lost: list[str] = []
-    if source.names:
+    if source.names and target != PERFETTO:
         lost.append(f"names of {counted(len(source.names), 'operator')}")
     named = sum(
         not mapping.name.startswith(("map", "touched", "range")) for mapping in source.mappings()
     )
-    if Kind.MAP not in WRITERS[target]:
+    if Kind.MAP not in _HOLDS[target]:
         lost.append("mappings")
     elif named:
         lost.append(f"names of {counted(named, 'mapping')}")
@@ -202,12 +213,14 @@ def _not_kept(source: Trace, target: str) -> list[str]:
             lost.append(f"GPU ids ({ids})")
     if target == "access-list":
         lost.append("times")
+    if target == "oracle-general":
+        lost += ["times below a second", "read or write", "processors", "bytes inside a window"]
     return lost
 
 
 def _changed(source: Trace, target: str) -> list[str]:
     """What the trace is no more in its new format."""
-    if target != "access-list" or source.kind != "fault":
+    if target not in ("access-list", "oracle-general") or source.kind != "fault":
         return []
     return [
         "a fault trace became an access trace: nothing in it says that it holds only what faulted"

@@ -39,6 +39,7 @@ from .common import (
     rounded,
     show,
 )
+from .events import events_form, write_events
 from .out import check_folder, write_folder
 
 __all__ = ["machine_of", "policy_of", "replay"]
@@ -151,6 +152,12 @@ def space_of(machine: Machine, policy: Policy) -> Space:
     help="Write result.json, buffers.csv and config.json into this folder.",
 )
 @click.option(
+    "--events",
+    metavar="FILE",
+    help="Write the modelled events: KFD SMI text, or by its suffix .json (Perfetto), .csv, .npy, "
+    ".parquet.",
+)
+@click.option(
     "--profile",
     is_flag=True,
     help="Tell the real time of each stage: on stderr, or as the object profile of --json.",
@@ -190,6 +197,7 @@ def replay(
     cache: str | None,
     chunk: int,
     out: Path | None,
+    events: str | None,
     profile: bool,
     checkpoint_every: int | None,
     checkpoint: Path | None,
@@ -221,6 +229,8 @@ def replay(
         raise InvalidArgumentError(f"--by: {error}{_hint(error, node)}") from error
     if out is not None:
         check_folder(out)
+    if events is not None:
+        events_form(events)
     ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
     with opened(trace, form, ranges, doing=doing, cache=cache) as source:
@@ -248,6 +258,9 @@ def replay(
             if strict and _FATAL.match(str(error)):
                 raise CheckFailedError(message) from error
             raise InvalidArgumentError(message) from error
+        told: list[str] = []
+        if events is not None:
+            told.append(write_events(source, events, space_of(node, rules), by))
     began = time.perf_counter()
     result.trace["path"] = trace
     result.notes += changed
@@ -273,6 +286,7 @@ def replay(
     if not as_json:
         mapped = _mapped(source, bool(ranges))
         show(replay_report(result, node, sure=source.confidence, mapped=mapped))
+        show(told)
         if out is not None:
             show([f"wrote {printable(str(out))}: result.json, buffers.csv, config.json"])
     if result.profile is not None:

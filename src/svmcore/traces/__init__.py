@@ -21,7 +21,8 @@ from . import (
     uvm_log,
     workload_csv,
 )
-from .base import Mapping, Summary, Trace, TraceKind, formats, map_records, open_trace
+from .base import Mapping, Summary, Trace, TraceKind, formats, map_records
+from .recognise import open_trace
 from .writers import WRITERS, Written, write_records
 
 __all__ = [

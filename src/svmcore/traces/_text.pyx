@@ -834,7 +834,6 @@ cdef class EventScanner:
             else:
                 return NULL
             return line_end(p + 1, end)
-        # A span of 2**52 pages would not fit 64 bits: the careful path has it.
         if pages >= PAGES or number + pages > PAGES:
             return NULL
         event.size = pages << PAGE_SHIFT

@@ -13,13 +13,10 @@ broken in a known way is repaired and counted, what must be refused is a
 from __future__ import annotations
 
 import abc
-import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -31,7 +28,7 @@ from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
 from ._text import LineForm
-from .opening import Block, Source, file_size, line_blocks
+from .opening import Block, Source, line_blocks
 
 __all__ = [
     "FORMATS",
@@ -46,7 +43,6 @@ __all__ = [
     "check_records",
     "formats",
     "map_records",
-    "open_trace",
     "register",
 ]
 
@@ -58,13 +54,8 @@ _Words = npt.NDArray[np.uint64]
 
 #: Records of a chunk where the caller names no number.
 CHUNK = 65536
-#: Bytes of content that the recognition looks at.
-_HEAD_BYTES = 1 << 16
 #: Lines of them that a reader's ``sniff`` looks at.
 _HEAD_LINES = 200
-#: Least confidence at which a format counts as recognised. Lower values let
-#: text of other programs pass for a trace, which then fails at a later line.
-_CONFIDENT = 0.25
 _PROCESSORS = 64
 #: Intervals that wait before they are joined, and pages for each within which they are counted.
 _PENDING, _DENSE = 1 << 18, 8
@@ -248,7 +239,7 @@ def map_records(mappings: Iterable[Mapping]) -> Records:
 class Trace(abc.ABC):
     """A trace file: its mappings, its records in chunks, and what reading it met.
 
-    Made by :func:`open_trace`. Holds no open file between passes. One pass is
+    Made by :func:`~svmcore.traces.open_trace`. Holds no open file between passes. One pass is
     used by one thread at a time; several passes may run side by side.
 
     Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
@@ -865,105 +856,3 @@ def register(reader: type[Trace]) -> type[Trace]:
 def formats() -> dict[str, str]:
     """Names of the known formats and what each is, in one line."""
     return {name: FORMATS[name].description for name in sorted(FORMATS)}
-
-
-def open_trace(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    format: str | None = None,
-    ranges: Iterable[tuple[int, int] | tuple[int, int, str]] = (),
-    *,
-    progress: Callable[[int], None] | None = None,
-    cache: str | os.PathLike[str] | None = None,
-) -> Trace:
-    """Open a trace; its format is recognised by content, never by name.
-
-    Parameters
-    ----------
-    path : str, PathLike or sequence of them
-        A regular file, plain or compressed with gz, xz or zst (extra ``zst``
-        before Python 3.14). Several files of one run, as the AMD driver makes
-        one a GPU, are merged by time.
-    format : str, optional
-        A name of :func:`formats`; recognised where left out.
-    ranges : iterable of (start, size) or (start, size, name)
-        Mappings in bytes that replace those of the file.
-    progress : callable, optional
-        Called with the raw bytes read so far in each pass, out of ``trace.nbytes``.
-    cache : str or PathLike, optional
-        A folder for copies of records, from which the trace is read the next
-        time, as long as the file is unchanged: see :mod:`svmcore.traces.cached`.
-
-    Returns
-    -------
-    Trace
-        ``trace.confidence`` says how sure the recognition is.
-
-    Raises
-    ------
-    TraceError
-        If the file is missing (``code`` ENOENT), a directory, unreadable, empty
-        or of no known format.
-    InvalidArgumentError
-        If *format* is unknown, a range is empty, overlaps another or passes 2**64,
-        or several files cannot be merged.
-
-    Complexity
-    ----------
-    O(1): at most 64 KiB of content are looked at.
-    """
-    if not isinstance(path, str | os.PathLike):
-        from .merged import MergedTrace
-
-        if len(path) > 1:
-            parts = [open_trace(one, format, cache=cache) for one in path]
-            return MergedTrace(parts, _checked_ranges(ranges), progress)
-        if not path:
-            raise InvalidArgumentError("no file: expected a trace")
-        path = path[0]
-    name = os.fspath(path)
-    known = ", ".join(sorted(FORMATS))
-    if format is not None and format not in FORMATS:
-        raise InvalidArgumentError(f"format {format!r}: expected one of {known}")
-    given = _checked_ranges(ranges)
-    nbytes = file_size(name)
-    with Source(name, nbytes) as source:
-        head = source.read(_HEAD_BYTES)
-    if not head:
-        raise TraceError(name, "", "empty file: expected a trace")
-    if format is not None:
-        reader = FORMATS[format]
-        sure = reader.sniff(head)
-    else:
-        sure, reader = max(
-            ((each.sniff(head), each) for each in FORMATS.values()), key=lambda pair: pair[0]
-        )
-        if sure < _CONFIDENT:
-            raise TraceError(name, "", f"format not recognised: expected one of {known}")
-    trace = reader(name, nbytes, confidence=sure, ranges=given, progress=progress)
-    if cache is None:
-        return trace
-    from .cached import cached
-
-    return cached(trace, Path(cache))
-
-
-def _checked_ranges(
-    ranges: Iterable[tuple[int, int] | tuple[int, int, str]],
-) -> list[Mapping]:
-    given: list[Mapping] = []
-    for index, item in enumerate(ranges):
-        start, size = item[0], item[1]
-        if start < 0 or size < 1 or start + size > ADDRESS_LIMIT:
-            raise InvalidArgumentError(
-                f"range {start:#x},{size}: expected a size of at least 1 and an end of at most "
-                "2**64"
-            )
-        given.append(Mapping(start, size, item[2] if len(item) > 2 else f"range{index}"))
-    ordered = sorted(given)
-    for one, other in itertools.pairwise(ordered):
-        if one.end > other.start:
-            raise InvalidArgumentError(
-                f"ranges {one.start:#x},{one.size} and {other.start:#x},{other.size}: "
-                "expected ranges that do not overlap"
-            )
-    return given

@@ -151,8 +151,8 @@ def _event(found: int, line: int, t_ns: int, fields: tuple[bytes, ...]) -> tuple
     sound = size > 0
     if not sound:
         size = size % _SIZES or _SIZES
-    if first + size > ADDRESS_LIMIT:
-        raise ValueError("expected a span that ends at 2**64 at most")
+    if first + size > ADDRESS_LIMIT or size == ADDRESS_LIMIT:
+        raise ValueError("expected a span below 2**64 bytes that ends at 2**64 at most")
     event = event._replace(addr=first, size=size)
     if found == 11:
         return event._replace(gpu=_agent(fields[1])), sound

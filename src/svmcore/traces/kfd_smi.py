@@ -196,7 +196,7 @@ def _head(t_ns: bytes, pid: bytes) -> tuple[int, int]:
 
 def _span(page: bytes, pages: bytes) -> tuple[int, int]:
     first = _number(page, 16, ADDRESS_LIMIT >> PAGE_SHIFT, "page")
-    count = _number(pages, 16, (ADDRESS_LIMIT >> PAGE_SHIFT) + 1, "page count")
+    count = _number(pages, 16, ADDRESS_LIMIT >> PAGE_SHIFT, "page count")
     if first + count > ADDRESS_LIMIT >> PAGE_SHIFT:
         raise _NotAnEventError("the pages pass 2**64 bytes")
     return first << PAGE_SHIFT, count << PAGE_SHIFT
