@@ -52,9 +52,8 @@ def look(path: str | Path, form: str | None) -> Any:
             check_records(chunk, trace.path, str)
             records += chunk.tolist()
     except TraceError as error:
-        assert error.path == str(path)
-        assert error.reason
-        return str(error)
+        # What is refused says where, and why.
+        return str(error) if error.path == str(path) and error.reason else error
     return records, mappings, trace.summary, dict(trace.names), trace.gpu_ids, trace.kind
 
 
@@ -64,6 +63,7 @@ def check(path: str | Path, form: str | None) -> None:
     if form in TWO_WAYS:
         with careful():
             assert look(path, form) == found
+    assert not isinstance(found, TraceError), repr(found)
     if isinstance(found, str):
         return
     records, mappings, s, _, _, kind = found

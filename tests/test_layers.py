@@ -31,18 +31,8 @@ FLOORS = [
     ["_process"],
     ["policies"],
     ["engine", "reference", "_replay", "_tally", "_capi"],
-    [
-        "replay",
-        "result",
-        "events",
-        "plans",
-        "managed",
-        "checkpoint",
-        "stacks",
-        "_stacks",
-        "conformance",
-    ],
-    ["report", "sweep", "sweep_dask", "compare", "tune"],
+    ["replay", "result", "plans", "managed", "checkpoint", "stacks", "_stacks", "conformance"],
+    ["report", "events", "sweep", "sweep_dask", "compare", "tune"],
     [""],  # the package itself: it gathers the public names
     ["cli", "__main__"],
 ]
