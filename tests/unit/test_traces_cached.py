@@ -54,6 +54,14 @@ def test_second_open_says_the_same_without_the_source(name, tmp_path, settled, u
     assert len(list((tmp_path / "c").iterdir())) == 2
 
 
+def test_progress_is_in_bytes_of_the_source(tmp_path, settled):
+    path, seen = DATA / "uvm.kmsg", []
+    open_trace(path, cache=tmp_path)
+    trace = open_trace(path, cache=tmp_path, progress=seen.append)
+    list(trace.chunks())
+    assert trace.nbytes == path.stat().st_size == seen[-1]
+
+
 def test_given_ranges_are_those_of_this_open(tmp_path, settled):
     path, cache = DATA / "uvm.kmsg", tmp_path / "c"
     one = open_trace(path, ranges=[(0, 4096, "mine")], cache=cache)

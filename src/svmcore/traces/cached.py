@@ -53,11 +53,14 @@ class CachedTrace(Trace):
     description = "a trace read before"
 
     def __init__(self, trace: Trace, copy: NpyTrace, told: dict[str, Any]) -> None:
-        super().__init__(trace.path, copy.nbytes, confidence=trace.confidence)
+        super().__init__(
+            trace.path, trace.nbytes, confidence=trace.confidence, progress=trace.progress
+        )
         self.format = trace.format  # type: ignore[misc]
         self.has_clock = trace.has_clock  # type: ignore[misc]
-        self.progress = copy.progress = trace.progress
         self._copy = copy
+        if trace.progress is not None:
+            copy.progress = self._moved
         self._told = told
         self._kind: TraceKind = told["kind"]
         self._digest = told["digest"]
@@ -84,6 +87,11 @@ class CachedTrace(Trace):
     def names(self) -> MappingProxyType[int, str]:
         """Those of the source."""
         return MappingProxyType({int(key): name for key, name in self._told["names"].items()})
+
+    def _moved(self, position: int) -> None:
+        """Progress in bytes of the source, which is what the caller knows."""
+        if self.progress is not None:
+            self.progress(position * self.nbytes // self._copy.nbytes)
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
         raise NotImplementedError(f"{self.path}: a pass is that of the copy, see _pass")

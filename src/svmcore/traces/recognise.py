@@ -47,7 +47,7 @@ def open_trace(
         Called with the raw bytes read so far in each pass, out of ``trace.nbytes``.
     cache : str or PathLike, optional
         A folder for copies of records, from which the trace is read the next
-        time, as long as the file is unchanged: see :mod:`svmcore.traces.cached`.
+        time, as long as the file is unchanged: see ``svmcore.traces.cached``.
 
     Returns
     -------
