@@ -104,7 +104,12 @@ def test_convert_says_what_it_leaves_out(tmp_path):
     table = json.loads(svm("convert", LOG, path, "--to", "access-list", "--json")[0])
     assert table["records"] == 96
     assert table["left_out"] == {"batch": 6}
-    assert table["not_kept"] == ["mappings", "times"]
+    assert table["not_kept"] == [
+        "mappings",
+        "fault type, client and engine of each fault",
+        "columns of the batch log",
+        "times",
+    ]
     out, _ = svm("convert", LOG, path, "--to", "access-list", "--force")
     assert "left out: 6 batch; access-list has no line for them" in out
 
@@ -141,7 +146,8 @@ def test_kfd_smi_keeps_gpu_ids_and_no_process(tmp_path):
     table = json.loads(
         svm("convert", DATA / "kfd_old.txt", tmp_path / "x", "--to", "kfd-smi", "--json")[0]
     )
-    assert table["not_kept"] == ["mappings", "process ids"]
+    lost = ["mappings", "prefetch and preferred locations", "task names", "process ids"]
+    assert table["not_kept"] == lost
 
 
 def test_a_trace_of_which_nothing_can_be_said_is_refused(tmp_path):

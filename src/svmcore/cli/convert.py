@@ -206,11 +206,10 @@ def _not_kept(source: Trace, target: str) -> list[str]:
         lost.append("mappings")
     elif named:
         lost.append(f"names of {counted(named, 'mapping')}")
-    if source.format == "kfd-smi":
-        lost.append("process ids")
-        if source.gpu_ids and target != "kfd-smi":
-            ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))
-            lost.append(f"GPU ids ({ids})")
+    lost += source.beyond_records
+    if source.gpu_ids and target != "kfd-smi":
+        ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))
+        lost.append(f"GPU ids ({ids})")
     if target == "access-list":
         lost.append("times")
     if target == "oracle-general":

@@ -25,7 +25,7 @@ from .common import (
     printable,
     show,
 )
-from .replay import machine_of, policy_of, space_of
+from .replay import machine_of, model_options, policy_of, space_of
 
 __all__ = ["diff"]
 
@@ -36,24 +36,7 @@ _OUTCOMES = [kind.name.lower() for kind in COMPARED if kind != Kind.FAULT]
 @click.command(short_help="Say where a recorded event log and the model part.")
 @click.argument("recorded")
 @click.argument("modelled", required=False)
-@click.option("--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...).")
-@click.option(
-    "--machine", default="gpu-80g", show_default=True, help="A preset's name or a TOML file."
-)
-@click.option(
-    "settings",
-    "--set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A parameter of the policy, as granularity=9; may be repeated.",
-)
-@click.option(
-    "--by",
-    metavar="PROC",
-    default="gpu0",
-    show_default=True,
-    help="Processor of the records that name none: cpu, gpu0, ...",
-)
+@model_options
 @click.option(
     "--replay",
     "replayed",

@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -42,8 +42,9 @@ from .common import (
 from .events import events_form, write_events
 from .out import check_folder, write_folder
 
-__all__ = ["machine_of", "policy_of", "replay"]
+__all__ = ["machine_of", "model_options", "policy_of", "replay", "space_of"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 #: What the replay says of a fatal record where it is strict, and of a processor it does not know.
 _FATAL = re.compile(r"record \d+, address 0x")
 _STRANGER = re.compile(r"processor '?\w+'?[:,] expected one of cpu")
@@ -111,26 +112,40 @@ def space_of(machine: Machine, policy: Policy) -> Space:
         ) from error
 
 
+def model_options(function: _F) -> _F:
+    """The options that say what a trace is replayed through: policy, machine, settings, by."""
+    for option in (
+        click.option(
+            "--by",
+            metavar="PROC",
+            default="gpu0",
+            show_default=True,
+            help="Processor of the records that name none: cpu, gpu0, ...",
+        ),
+        click.option(
+            "settings",
+            "--set",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="A parameter of the policy, as granularity=9; may be repeated.",
+        ),
+        click.option(
+            "--machine",
+            default="gpu-80g",
+            show_default=True,
+            help="A preset's name or a TOML file.",
+        ),
+        click.option(
+            "--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @click.command(short_help="Replay a trace through a policy on a machine.")
 @click.argument("trace")
-@click.option("--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...).")
-@click.option(
-    "--machine", default="gpu-80g", show_default=True, help="A preset's name or a TOML file."
-)
-@click.option(
-    "settings",
-    "--set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A parameter of the policy, as granularity=9; may be repeated.",
-)
-@click.option(
-    "--by",
-    metavar="PROC",
-    default="gpu0",
-    show_default=True,
-    help="Processor of the records that name none: cpu, gpu0, ...",
-)
+@model_options
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )

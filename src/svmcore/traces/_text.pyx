@@ -177,8 +177,8 @@ cdef class LineForm:
         ``HEX``       a hex number of at most 16 digits, no ``0x`` (a column)
         ``PREFIXED``  a hex number behind ``0x`` (a column)
         ``NUMBER``    decimal, or hex behind ``0x`` (a column)
-        ``TEXT``      bytes up to the next literal's first byte or the end of the line; the
-                      column is ``offset << 32 | length`` within the block
+        ``TEXT``      bytes up to the first byte of the literal right behind it, else to the end
+                      of the line; the column is ``offset << 32 | length`` within the block
         ``{...}``     one of these words of letters, digits and ``_``, at most 16 bytes, as
                       its number (a column)
         ``GAP``       any number of spaces and tabs, none too
@@ -434,6 +434,12 @@ cdef class LineForm:
                 rows += 1
                 p = stop + 1
         return rows, p - begin
+
+
+cdef int check_place(bytes data, Py_ssize_t at) except -1:
+    if not 0 <= at <= len(data) + 1:
+        raise InvalidArgumentError(f"byte {at} of {len(data)}: expected a byte of the data")
+    return 0
 
 
 # ---- KFD events ------------------------------------------------------------------------
@@ -974,8 +980,7 @@ cdef class EventScanner:
         cdef size_t rows = 0, lines = 0, room = out.shape[0]
         cdef event_t event
         cdef record_t* row
-        if not 0 <= at <= len(data) + 1:
-            raise InvalidArgumentError(f"byte {at} of {len(data)}: expected a byte of the data")
+        check_place(data, at)
         if not room:
             return 0, 0, at
         p = begin + at
@@ -1135,8 +1140,7 @@ cdef class FaultScanner:
         cdef text_t p, stop
         cdef size_t rows = 0, room = out.shape[0]
         cdef record_t* row
-        if not 0 <= at <= len(data) + 1:
-            raise InvalidArgumentError(f"byte {at} of {len(data)}: expected a byte of the data")
+        check_place(data, at)
         if not room:
             return 0, 0, at
         p = begin + at

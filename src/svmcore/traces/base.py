@@ -266,6 +266,8 @@ class Trace(abc.ABC):
     description: ClassVar[str]
     #: Whether files of one machine share a clock, so that several are merged by time.
     has_clock: ClassVar[bool] = False
+    #: What the file says that records have no room for, for the report of a conversion.
+    beyond_records: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

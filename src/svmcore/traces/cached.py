@@ -58,6 +58,7 @@ class CachedTrace(Trace):
         )
         self.format = trace.format  # type: ignore[misc]
         self.has_clock = trace.has_clock  # type: ignore[misc]
+        self.beyond_records = trace.beyond_records  # type: ignore[misc]
         self._copy = copy
         if trace.progress is not None:
             copy.progress = self._moved

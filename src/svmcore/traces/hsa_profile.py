@@ -74,6 +74,7 @@ class HsaProfileTrace(TextTrace):
     format = "hsa-svm-profile"
     description = "KFD events as the ROCm runtime writes them (HSA_SVM_PROFILE)"
     has_clock = True
+    beyond_records = ("handles of GPUs",)
 
     @property
     def kind(self) -> TraceKind:

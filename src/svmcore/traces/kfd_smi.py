@@ -461,6 +461,7 @@ class KfdSmiTrace(TextTrace):
     format = "kfd-smi"
     description = "AMD KFD SMI event text (faults, migrations, queue events)"
     has_clock = True
+    beyond_records = ("prefetch and preferred locations", "task names", "process ids")
 
     _gpu_ids: list[int] | None = None
 

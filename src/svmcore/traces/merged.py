@@ -75,6 +75,7 @@ class MergedTrace(Trace):
         )
         self.parts = tuple(parts)
         self.format = first.format  # type: ignore[misc]
+        self.beyond_records = first.beyond_records  # type: ignore[misc]
         self._read = [0] * len(parts)
         if progress is not None:
             for index, part in enumerate(parts):

@@ -88,6 +88,7 @@ class UvmLogTrace(TextTrace):
 
     format = "uvm-log"
     description = "fault log of the instrumented nvidia-uvm driver, kernel-log text"
+    beyond_records = ("fault type, client and engine of each fault", "columns of the batch log")
 
     _destroyed: list[tuple[int, int, str]] | None = None
 
