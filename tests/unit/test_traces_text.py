@@ -199,7 +199,18 @@ def test_a_full_array_and_the_end_of_the_data():
 
 @pytest.mark.parametrize(
     "parts",
-    [(b"",), ({},), (0,), (9,), ("a",), (None,), ({b"a" * 17: 1},), ({b"": 1},), (GAP,) * 65],
+    [
+        (b"",),
+        ({},),
+        (0,),
+        (9,),
+        ("a",),
+        (None,),
+        ({b"a" * 17: 1},),
+        ({b"": 1},),
+        ({b"a": -1},),
+        (GAP,) * 65,
+    ],
 )
 def test_bad_forms_are_refused(parts):
     with pytest.raises(InvalidArgumentError, match="expected"):

@@ -1,3 +1,5 @@
+from typing import Self, final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,13 +13,15 @@ OPTIONAL: int
 COMMENT: int
 MISSING: int
 
+@final
 class LineForm:
     columns: int
-    def __init__(self, *parts: bytes | int | dict[bytes, int], blanks: bool = False) -> None: ...
+    def __new__(cls, *parts: bytes | int | dict[bytes, int], blanks: bool = False) -> Self: ...
     def scan(
         self, data: bytes, at: int, out: NDArray[np.uint64], row: int = 0
     ) -> tuple[int, int]: ...
 
+@final
 class EventScanner:
     gpu_ids: list[int]
     process_count: int
@@ -25,7 +29,7 @@ class EventScanner:
     rescheduled: int
     unpaired_starts: int
     unpaired_ends: int
-    def __init__(self, limit: int, numbered: bool = False) -> None: ...
+    def __new__(cls, limit: int, numbered: bool = False) -> Self: ...
     def code_of(self, gpu: int) -> int: ...
     def scan(
         self, data: bytes, at: int, out: NDArray[np.void], profile: bool = False
@@ -47,8 +51,8 @@ class EventScanner:
     ) -> int: ...
     def end(self, out: NDArray[np.void]) -> int: ...
 
+@final
 class FaultScanner:
     t_ns: int
     failed: int
-    def __init__(self) -> None: ...
     def scan(self, data: bytes, at: int, out: NDArray[np.void]) -> tuple[int, int, int]: ...

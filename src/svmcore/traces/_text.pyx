@@ -12,6 +12,7 @@ The GIL is released for a whole block. One thread at a time uses a scanner. A bl
 ``bytes`` object, which ends with a NUL behind its last byte: no loop needs a second check for
 the end of the data, as a NUL is part of no well-formed line.
 """
+cimport cython
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -162,6 +163,7 @@ cdef inline size_t word_slot(uint64_t low, uint64_t high, size_t mask) noexcept 
     return <size_t>(mixed >> 32) & mask
 
 
+@cython.final
 cdef class LineForm:
     """Lines of one form, read into columns of numbers.
 
@@ -279,11 +281,12 @@ cdef class LineForm:
         self.tables[self.count] = table
         self.masks[self.count] = size - 1
         for word, code in words.items():
-            if not isinstance(word, bytes) or not 0 < len(word) <= WORD_BYTES:
+            if (not isinstance(word, bytes) or not 0 < len(word) <= WORD_BYTES
+                    or not 0 <= code <= MISSING):
                 free(table)
                 self.tables[self.count] = NULL
                 raise InvalidArgumentError(
-                    f"word {word!r}: expected 1 to {WORD_BYTES} bytes"
+                    f"word {word!r}: expected 1 to {WORD_BYTES} bytes and a number of 64 bits"
                 )
             key[0] = key[1] = 0
             memcpy(key, <char*>word, len(word))
@@ -538,6 +541,7 @@ cdef inline text_t agent(text_t p, uint64_t* gpu) noexcept nogil:
     return after(hexadecimal(p, &handle), b")")
 
 
+@cython.final
 cdef class EventScanner:
     """KFD events as records: lines to events, GPU ids to indices, starts to their ends.
 
@@ -1038,6 +1042,7 @@ cdef class EventScanner:
 
 # ---- messages of the instrumented nvidia-uvm ---------------------------------------------
 
+@cython.final
 cdef class FaultScanner:
     """Messages of the instrumented nvidia-uvm driver as records, one a line.
 
