@@ -94,6 +94,8 @@ def test_several_files_are_merged(tmp_path):
     times = np.concatenate(list(svmcore.open_trace(tmp_path / "t.npy").chunks()))
     faults = times[times["kind"] == Kind.FAULT]["t_ns"]
     assert (np.diff(faults.astype(np.int64)) >= 0).all()
+    _, err = svm("inspect", f"{NEW},", status=2)
+    assert f"{NEW},: No such file" in err
     _, err = svm("inspect", f"{NEW},{LOG}", status=2)
     assert "expected files of kfd-smi" in err
 

@@ -188,7 +188,7 @@ def opened(
         if name == DEMO:
             packed = resources.files("svmcore") / "data" / "demo.csv.gz"
             path = str(stack.enter_context(resources.as_file(packed)))
-        elif "," in name and not Path(name).exists():
+        elif "," in name and all(name.split(",")) and not Path(name).exists():
             path = name.split(",")
         if not sys.stderr.isatty():
             yield open_trace(path, form, ranges, cache=cache)
