@@ -33,6 +33,7 @@ from .base import (
     share,
     shown,
 )
+from .mappings import outside
 from .opening import Block, Source, file_size, line_blocks
 
 __all__ = ["UvmLogTrace", "batches"]
@@ -107,7 +108,7 @@ class UvmLogTrace(TextTrace):
         for chunk in self.chunks():
             touched.add(chunk)
         found = disjoint(self._destroyed or (), "range")
-        bare = _without(touched.runs(), found)
+        bare = outside(touched.runs(), found)
         return found + [
             Mapping(start, end - start, f"touched{index}")
             for index, (start, end) in enumerate(bare)
@@ -118,25 +119,6 @@ class UvmLogTrace(TextTrace):
 
     def _keep(self, destroyed: list[tuple[int, int, str]]) -> None:
         self._destroyed = destroyed
-
-
-def _without(runs: list[tuple[int, int]], mappings: list[Mapping]) -> list[tuple[int, int]]:
-    """The parts of ascending, disjoint *runs* outside the *mappings*, both in bytes."""
-    rest: list[tuple[int, int]] = []
-    ordered = sorted(mappings)
-    at = 0
-    for start, end in runs:
-        while at < len(ordered) and ordered[at].end <= start:
-            at += 1
-        inside = at
-        while start < end and inside < len(ordered) and ordered[inside].start < end:
-            if start < ordered[inside].start:
-                rest.append((start, ordered[inside].start))
-            start = ordered[inside].end
-            inside += 1
-        if start < end:
-            rest.append((start, end))
-    return rest
 
 
 def _message(line: bytes) -> tuple[bytes, bool]:

@@ -1,0 +1,100 @@
+"""Page faults of the CPU from ftrace's text (``trace``, ``trace_pipe``, ``trace-cmd report``).
+
+``TASK-PID [CPU] FLAGS TIME: page_fault_user: address=... ip=... error_code=...``;
+the flags are missing in the output of trace-cmd.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..errors import TraceError
+from ..records import RECORD
+from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
+from .opening import Block
+from .perf_script import MIGRATED, PAYLOAD, FaultRows
+
+__all__ = ["FtraceTrace"]
+
+_HEAD = (
+    rb" *[^ \t].{0,31}-[0-9]{1,9} +(?:\( *[-0-9]+\) +)?\[[0-9]{1,5}\] +(?:[^ \t]{2,8} +)?"
+    rb"([0-9]{1,10})\.([0-9]{1,9}): +"
+)
+_FAULT = re.compile(_HEAD + rb"page_fault_(?:user|kernel): +" + PAYLOAD)
+_MIGRATE = re.compile(_HEAD + rb"mm_migrate_pages: +" + MIGRATED)
+_OTHER = re.compile(_HEAD + rb"[^ \t].*")
+_LOST = re.compile(rb"CPU:[0-9]+ \[LOST ([0-9]{1,9}) EVENTS\]")
+_NOTE = re.compile(rb"(?:#.*|cpus=[0-9]+|CPU [0-9]+ is empty|version = [0-9]+)?")
+_EXPECTED = "'TASK-PID [CPU] FLAGS TIME: page_fault_user: address=... ip=... error_code=...'"
+
+
+@register
+class FtraceTrace(TextTrace):
+    """Page faults of the CPU, records as of the tracepoints in :mod:`.perf_script`.
+
+    ``CPU:n [LOST n EVENTS]`` becomes a DROPPED record at the time of the event
+    before it. Other events are unknown; lines that begin with ``#`` are comments.
+
+    ``summary.counts``: as of ``perf-script``.
+
+    Source
+    ------
+    Format (g) of the trace notes.
+    """
+
+    format = "ftrace"
+    description = "page faults of the CPU in ftrace's text"
+
+    @property
+    def kind(self) -> TraceKind:
+        """Always ``"fault"``."""
+        return "fault"
+
+    @classmethod
+    def sniff(cls, head: bytes) -> float:
+        """Share of page faults; other events count little."""
+        return share(
+            head_lines(head), (_FAULT, 0.95), (_MIGRATE, 0.9), (_LOST, 0.9), (_OTHER, 0.15)
+        )
+
+    def _parser(self, summary: Summary) -> _Parser:
+        return _Parser(self.path, summary)
+
+
+class _Parser:
+    """One pass."""
+
+    def __init__(self, path: str, summary: Summary) -> None:
+        self.path = path
+        self.summary = summary
+        self.out = FaultRows(summary)
+
+    def feed(self, block: Block) -> Records:
+        """Records of a block."""
+        out = self.out
+        for number, line in block.numbered():
+            line = line.rstrip()
+            if match := _FAULT.fullmatch(line):
+                seconds, fraction, *rest = match.groups()
+                out.tracepoint(out.time(seconds, fraction), *rest)
+            elif match := _MIGRATE.fullmatch(line):
+                seconds, fraction, *rest = match.groups()
+                out.migrated(out.time(seconds, fraction), *rest)
+            elif match := _LOST.fullmatch(line):
+                out.lost(out.last, int(match[1]))
+            elif _NOTE.fullmatch(line):
+                self.summary.comments += 1
+            elif _OTHER.fullmatch(line):
+                self.summary.unknown += 1
+            else:
+                raise TraceError(
+                    self.path, f"line {number}", f"{shown(line)}: expected {_EXPECTED}"
+                )
+        return out.take()
+
+    def end(self) -> Records:
+        """Adds the notes."""
+        self.out.end()
+        return np.zeros(0, RECORD)

@@ -1,0 +1,193 @@
+"""Page faults of the CPU as ``perf script`` prints them.
+
+``perf record -e page-faults -c 1 -d`` with ``perf script -F
+comm,pid,tid,time,event,addr,ip``, or the tracepoints
+``exceptions:page_fault_user`` and ``exceptions:page_fault_kernel``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..errors import TraceError
+from ..records import CPU, RECORD, UNKNOWN, Access, Kind
+from ..units import PAGE_MASK, PAGE_SIZE
+from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
+from .opening import Block
+
+__all__ = ["FaultRows", "PerfScriptTrace"]
+
+#: Payload of the tracepoints; the address may be printed as a symbol.
+PAYLOAD = rb"address=(?:0x([0-9a-f]{1,16})|([^ ]*)) ip=[^ ]+ error_code=0x([0-9a-f]{1,8})[ \t]*"
+#: Totals of the migration tracepoint; what follows differs by kernel.
+MIGRATED = rb"nr_succeeded=([0-9]{1,18}) nr_failed=([0-9]{1,18})(?: .*)?"
+_TIME = rb"([0-9]{1,10})\.([0-9]{1,9}): +"
+_HEAD = rb" *(?:[^ \t].{0,31}? +)?([0-9]{1,9})(?:/[0-9]{1,9})? +(?:\[[0-9]+\] +)?" + _TIME
+_FAULT = re.compile(
+    _HEAD
+    + rb"(?:[0-9]+ +)?(?:page-faults|faults|minor-faults|major-faults)(?::[a-zA-Z]+)?: +"
+    + rb"([0-9a-f]{1,16})(?:[ \t].*)?"
+)
+_TRACEPOINT = re.compile(
+    _HEAD + rb"(?:[0-9]+ +)?exceptions:page_fault_(?:user|kernel): +" + PAYLOAD
+)
+_MIGRATE = re.compile(_HEAD + rb"(?:[0-9]+ +)?migrate:mm_migrate_pages: +" + MIGRATED)
+_OTHER = re.compile(_HEAD + rb"(?:[0-9]+ +)?[a-zA-Z][-a-zA-Z0-9_:]*: .*")
+_LOST = re.compile(_HEAD + rb"PERF_RECORD_LOST(?:_SAMPLES)? lost ([0-9]{1,9})[ \t]*")
+#: Bits of a page fault's error code.
+_WRITE = 2
+_EXPECTED = "'COMM PID/TID TIME: page-faults: ADDR IP' or 'exceptions:page_fault_user: ...'"
+
+_Row = tuple[int, int, int, int, int, int, int, int, int]
+
+
+class FaultRows:
+    """Rows of page faults of the CPU, of one pass; counts what cannot be one."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+        self.rows: list[_Row] = []
+        self.last = 0
+
+    def time(self, seconds: bytes, fraction: bytes) -> int:
+        """Time in ns of ``seconds.fraction``; counts times that go back."""
+        t_ns = int(seconds) * 1_000_000_000 + int(fraction.ljust(9, b"0"))
+        if t_ns < self.last:
+            self.summary.add("times_back")
+        self.last = t_ns
+        return t_ns
+
+    def fault(self, t_ns: int, addr: int, value: int, access: Access) -> None:
+        """One fault of the page that holds *addr*."""
+        self.summary.read += 1
+        page = addr & ~PAGE_MASK
+        self.rows.append((t_ns, page, PAGE_SIZE, 0, value, Kind.FAULT, CPU, access, UNKNOWN))
+
+    def tracepoint(
+        self, t_ns: int, address: bytes | None, symbol: bytes | None, code: bytes
+    ) -> None:
+        """One event of the exceptions tracepoints; without a number it has no address."""
+        if address is None:
+            self.summary.refused += 1
+            self.summary.add("symbol_addresses")
+            return
+        error = int(code, 16)
+        access = Access.WRITE if error & _WRITE else Access.READ
+        self.fault(t_ns, int(address, 16), error, access)
+
+    def migrated(self, t_ns: int, succeeded: bytes, failed: bytes) -> None:
+        """Totals of one migration call: a record without an address."""
+        self.summary.read += 1
+        self.summary.add("pages_migrated", int(succeeded))
+        self.summary.add("pages_not_migrated", int(failed))
+        self.plain(t_ns, Kind.OTHER, min(int(succeeded), 0xFFFFFFFF))
+
+    def lost(self, t_ns: int, count: int) -> None:
+        """Events that the recorder dropped."""
+        self.summary.read += 1
+        self.plain(t_ns, Kind.DROPPED, min(count, 0xFFFFFFFF))
+
+    def plain(self, t_ns: int, kind: Kind, value: int) -> None:
+        """A record without a span."""
+        self.rows.append((t_ns, 0, 0, 0, value, kind, UNKNOWN, Access.UNKNOWN, UNKNOWN))
+
+    def take(self) -> Records:
+        """The rows so far as records."""
+        rows, self.rows = self.rows, []
+        return np.array(rows, RECORD)
+
+    def end(self) -> None:
+        """Notes faults that could not be placed."""
+        if lost := self.summary.counts.get("symbol_addresses"):
+            self.summary.notes.append(
+                f"{lost:,} fault{'s' * (lost != 1)} with a symbol for an address left out: "
+                "record with the raw address (perf script -F -sym, or ftrace option nosym-addr)"
+            )
+
+
+@register
+class PerfScriptTrace(TextTrace):
+    """Page faults of the CPU.
+
+    Records are of kind FAULT by the CPU, one page, the page of the byte address.
+    ``page-faults`` and its relatives do not say read or write: UNKNOWN. The
+    tracepoints do: WRITE by bit 1 of the error code, else READ, an instruction
+    fetch too; ``value`` is the error code. ``migrate:mm_migrate_pages`` gives
+    totals without an address: OTHER, ``value`` the pages migrated. Lost events
+    are DROPPED. Other events are unknown.
+
+    A fault whose address is printed as a symbol cannot be placed: it is refused,
+    counted and noted.
+
+    ``summary.counts``: ``symbol_addresses``, ``pages_migrated``,
+    ``pages_not_migrated``, ``times_back``, ``dropped_events``.
+
+    Source
+    ------
+    Format (g) of the trace notes (kernel 6.1).
+    """
+
+    format = "perf-script"
+    description = "page faults of the CPU as perf script prints them"
+
+    @property
+    def kind(self) -> TraceKind:
+        """Always ``"fault"``."""
+        return "fault"
+
+    @classmethod
+    def sniff(cls, head: bytes) -> float:
+        """Share of page faults; other events count little."""
+        return share(
+            head_lines(head),
+            (_FAULT, 0.95),
+            (_TRACEPOINT, 0.95),
+            (_MIGRATE, 0.9),
+            (_LOST, 0.3),
+            (_OTHER, 0.1),
+        )
+
+    def _parser(self, summary: Summary) -> _Parser:
+        return _Parser(self.path, summary)
+
+
+class _Parser:
+    """One pass."""
+
+    def __init__(self, path: str, summary: Summary) -> None:
+        self.path = path
+        self.summary = summary
+        self.out = FaultRows(summary)
+
+    def feed(self, block: Block) -> Records:
+        """Records of a block."""
+        out = self.out
+        for number, line in block.numbered():
+            line = line.rstrip()
+            if match := _FAULT.fullmatch(line):
+                _, seconds, fraction, address = match.groups()
+                out.fault(out.time(seconds, fraction), int(address, 16), 0, Access.UNKNOWN)
+            elif match := _TRACEPOINT.fullmatch(line):
+                _, seconds, fraction, *rest = match.groups()
+                out.tracepoint(out.time(seconds, fraction), *rest)
+            elif match := _MIGRATE.fullmatch(line):
+                _, seconds, fraction, *rest = match.groups()
+                out.migrated(out.time(seconds, fraction), *rest)
+            elif match := _LOST.fullmatch(line):
+                out.lost(out.time(match[2], match[3]), int(match[4]))
+            elif not line or line.startswith(b"#"):
+                self.summary.comments += 1
+            elif _OTHER.fullmatch(line):
+                self.summary.unknown += 1
+            else:
+                raise TraceError(
+                    self.path, f"line {number}", f"{shown(line)}: expected {_EXPECTED}"
+                )
+        return out.take()
+
+    def end(self) -> Records:
+        """Adds the notes."""
+        self.out.end()
+        return np.zeros(0, RECORD)
