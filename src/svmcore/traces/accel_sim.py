@@ -8,6 +8,7 @@ instructions: ``PC mask ndst dst.. opcode nsrc src.. width mode addresses imm``.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from .base import (
     shown,
 )
 from .mappings import named_and_touched
-from .opening import Source, file_size, line_blocks
+from .opening import Block, Source, file_size, line_blocks
 
 __all__ = ["AccelSimTrace"]
 
@@ -132,12 +133,11 @@ class AccelSimTrace(Trace):
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
         names: dict[int, str] = {}
         files: dict[str, str] = {}
-        first = True
-        for block in line_blocks(source):
-            if first and block.data.startswith(_FIRST):
-                yield from self._one(block.data, block.cut, source, summary, names)
+        blocks = line_blocks(source)
+        for block in blocks:
+            if block.first == 1 and block.data.startswith(_FIRST):
+                yield from self._one(itertools.chain([block], blocks), summary, names)
                 break
-            first = False
             summary.lines += block.lines
             for number, line in block.numbered():
                 yield from self._list_line(line, number, block.cut, summary, names, files)
@@ -148,16 +148,13 @@ class AccelSimTrace(Trace):
         self._files, self._names = files, names
 
     def _one(
-        self, data: bytes, cut: bool, source: Source, summary: Summary, names: dict[int, str]
+        self, blocks: Iterator[Block], summary: Summary, names: dict[int, str]
     ) -> Iterator[Records]:
-        """The file is one kernel trace: its first block is read already."""
+        """The file is one kernel trace."""
         kernel = _Kernel(self.path, 0, summary)
-        yield from kernel.feed(data, 1, cut)
-        at = 1 + data.count(b"\n") + 1
-        for block in line_blocks(source):
-            yield from kernel.feed(block.data, at, block.cut)
-            at += block.lines
-        yield from kernel.end()
+        for block in blocks:
+            yield from kernel.feed(block.data, block.first, block.cut)
+        kernel.end()
         names[0] = kernel.name
 
     def _list_line(
@@ -192,7 +189,7 @@ class AccelSimTrace(Trace):
                 kernel = _Kernel(path, index, summary)
                 for block in line_blocks(source):
                     yield from kernel.feed(block.data, block.first, block.cut)
-                yield from kernel.end()
+                kernel.end()
                 files[f"{number} {name}"] = source.hexdigest()
             if len(names) < _NAMES:
                 names[index] = kernel.name
@@ -277,7 +274,7 @@ class _Kernel:
             for at in range(0, len(rows), CHUNK):
                 yield np.array(rows[at : at + CHUNK], RECORD)
 
-    def end(self) -> Iterator[Records]:
+    def end(self) -> None:
         """Says what is missing."""
         self.summary.add("thread_blocks", self.blocks)
         if self.left or self.cut:
@@ -290,7 +287,6 @@ class _Kernel:
                 f"{Path(self.path).name} has {self.blocks:,} of the {self.grid:,} thread blocks "
                 "of its grid"
             )
-        return iter(())
 
     def _other(self, text: bytes) -> None:
         """A line that is no instruction."""

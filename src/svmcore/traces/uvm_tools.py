@@ -224,6 +224,13 @@ class _Fields:
         return every
 
 
+def _taken(entries: Entries, at: npt.NDArray[np.intp]) -> Entries:
+    """Entries *at* some places, copied as words: a structured copy goes field by field."""
+    words = entries.view("<u8").reshape(len(entries), -1)
+    taken: Entries = np.take(words, at, axis=0).view(entries.dtype)[:, 0]
+    return taken
+
+
 def _empty(entry: np.dtype[Any]) -> np.void:
     """A slot that was never written."""
     return np.void(bytes(entry.itemsize))
@@ -265,7 +272,7 @@ class _Decoder:
         for kind in _PLACED:
             if counts[kind]:
                 at = np.flatnonzero(types == kind)
-                self._fill(out, entries[at], at, kind, first)
+                self._fill(out, _taken(entries, at), at, kind, first)
                 timed[at] = True
         known = _KNOWN[types]
         if not timed.all():
