@@ -12,9 +12,10 @@ import numpy as np
 
 from ..errors import TraceError
 from ..records import RECORD
+from ._text import DEC, GAP, HEX, TEXT, LineForm
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
 from .opening import Block
-from .perf_script import MIGRATED, PAYLOAD, FaultRows
+from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, FastForm, FaultRows
 
 __all__ = ["FtraceTrace"]
 
@@ -26,6 +27,15 @@ _FAULT = re.compile(_HEAD + rb"page_fault_(?:user|kernel): +" + PAYLOAD)
 _MIGRATE = re.compile(_HEAD + rb"mm_migrate_pages: +" + MIGRATED)
 _OTHER = re.compile(_HEAD + rb"[^ \t].*")
 _LOST = re.compile(rb"CPU:[0-9]+ \[LOST ([0-9]{1,9}) EVENTS\]")
+_FAST = FastForm(
+    LineForm(
+        *(GAP, TEXT, b"-", DEC, b" ", GAP, b"[", DEC, b"] ", GAP, TEXT, b" ", GAP),
+        *(DEC, b".", TEXT, b": page_fault_", {b"user": 0, b"kernel": 1}, b": address=0x", HEX),
+        *FAST_PAYLOAD,
+        blanks=True,
+    ),
+    *(4, 5, 7, 9),
+)
 _NOTE = re.compile(rb"(?:#.*|cpus=[0-9]+|CPU [0-9]+ is empty|version = [0-9]+)?")
 _EXPECTED = "'TASK-PID [CPU] FLAGS TIME: page_fault_user: address=... ip=... error_code=...'"
 
@@ -74,6 +84,9 @@ class _Parser:
     def feed(self, block: Block) -> Records:
         """Records of a block."""
         out = self.out
+        records = out.fast(block, _FAST)
+        if records is not None:
+            return records
         for number, line in block.numbered():
             line = line.rstrip()
             if match := _FAULT.fullmatch(line):

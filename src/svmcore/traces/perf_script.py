@@ -8,19 +8,24 @@ comm,pid,tid,time,event,addr,ip``, or the tracepoints
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import TraceError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind
 from ..units import PAGE_MASK, PAGE_SIZE
+from ._text import DEC, GAP, HEX, TEXT, LineForm
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
 from .opening import Block
 
-__all__ = ["FaultRows", "PerfScriptTrace"]
+__all__ = ["FAST_PAYLOAD", "MIGRATED", "PAYLOAD", "FastForm", "FaultRows", "PerfScriptTrace"]
 
 #: Payload of the tracepoints; the address may be printed as a symbol.
-PAYLOAD = rb"address=(?:0x([0-9a-f]{1,16})|([^ ]*)) ip=[^ ]+ error_code=0x([0-9a-f]{1,8})[ \t]*"
+PAYLOAD = (
+    rb"address=(?:0x([0-9a-fA-F]{1,16})|([^ ]*)) ip=[^ ]+ error_code=0x([0-9a-fA-F]{1,8})[ \t]*"
+)
 #: Totals of the migration tracepoint; what follows differs by kernel.
 MIGRATED = rb"nr_succeeded=([0-9]{1,18}) nr_failed=([0-9]{1,18})(?: .*)?"
 _TIME = rb"([0-9]{1,10})\.([0-9]{1,9}): +"
@@ -28,7 +33,7 @@ _HEAD = rb" *(?:[^ \t].{0,31}? +)?([0-9]{1,9})(?:/[0-9]{1,9})? +(?:\[[0-9]+\] +)
 _FAULT = re.compile(
     _HEAD
     + rb"(?:[0-9]+ +)?(?:page-faults|faults|minor-faults|major-faults)(?::[a-zA-Z]+)?: +"
-    + rb"([0-9a-f]{1,16})(?:[ \t].*)?"
+    + rb"([0-9a-fA-F]{1,16})(?:[ \t].*)?"
 )
 _TRACEPOINT = re.compile(
     _HEAD + rb"(?:[0-9]+ +)?exceptions:page_fault_(?:user|kernel): +" + PAYLOAD
@@ -36,11 +41,65 @@ _TRACEPOINT = re.compile(
 _MIGRATE = re.compile(_HEAD + rb"(?:[0-9]+ +)?migrate:mm_migrate_pages: +" + MIGRATED)
 _OTHER = re.compile(_HEAD + rb"(?:[0-9]+ +)?[a-zA-Z][-a-zA-Z0-9_:]*: .*")
 _LOST = re.compile(_HEAD + rb"PERF_RECORD_LOST(?:_SAMPLES)? lost ([0-9]{1,9})[ \t]*")
+#: What follows an address in the tracepoints, and the end of the line.
+FAST_PAYLOAD = (b" ip=", TEXT, b" error_code=0x", HEX)
 #: Bits of a page fault's error code.
 _WRITE = 2
+_NS = 1_000_000_000
+#: Seconds from here on and codes from here on are not read, as by the patterns above.
+_SECONDS, _CODES = 10**10, 1 << 32
 _EXPECTED = "'COMM PID/TID TIME: page-faults: ADDR IP' or 'exceptions:page_fault_user: ...'"
 
+_Words = npt.NDArray[np.uint64]
 _Row = tuple[int, int, int, int, int, int, int, int, int]
+
+
+class FastForm(NamedTuple):
+    """A form of fault lines that compiled code reads, and the columns of its numbers."""
+
+    form: LineForm
+    seconds: int
+    fraction: int
+    address: int
+    code: int | None
+
+
+_FAST_HEAD = (GAP, TEXT, b" ", GAP, DEC)
+_FAST = (
+    FastForm(
+        LineForm(
+            *(*_FAST_HEAD, b"/", DEC, GAP, DEC, b".", TEXT, b": page-faults:"),
+            *(GAP, HEX, b" ", TEXT),
+            blanks=True,
+        ),
+        *(3, 4, 5, None),
+    ),
+    FastForm(
+        LineForm(
+            *(*_FAST_HEAD, GAP, b"[", DEC, b"]", GAP, DEC, b".", TEXT),
+            *(b": exceptions:page_fault_", {b"user": 0, b"kernel": 1}, b": address=0x", HEX),
+            *FAST_PAYLOAD,
+            blanks=True,
+        ),
+        *(3, 4, 6, 8),
+    ),
+)
+
+
+def _nanoseconds(data: bytes, texts: _Words) -> _Words | None:
+    """Fractions of a second, given as ``offset << 32 | length``; None where they differ in form."""
+    length = int(texts[0]) & 0xFFFFFFFF
+    if not 0 < length <= 9 or ((texts & np.uint64(0xFFFFFFFF)) != length).any():
+        return None
+    first = (texts >> np.uint64(32)).astype(np.int64)
+    total = np.zeros(len(texts), "<u8")
+    content = np.frombuffer(data, "u1")
+    for place in range(length):
+        digit = content[first + place] - np.uint8(ord("0"))
+        if (digit > 9).any():
+            return None
+        total = total * np.uint64(10) + digit
+    return total * np.uint64(10 ** (9 - length))
 
 
 class FaultRows:
@@ -51,9 +110,38 @@ class FaultRows:
         self.rows: list[_Row] = []
         self.last = 0
 
+    def fast(self, block: Block, kind: FastForm) -> Records | None:
+        """Records of a block in which every line has one form; None where one has not."""
+        columns = np.empty((kind.form.columns, block.lines), "<u8")
+        rows, _ = kind.form.scan(block.data, 0, columns)
+        if rows < block.lines:
+            return None
+        seconds, code = columns[kind.seconds], None
+        times = _nanoseconds(block.data, columns[kind.fraction])
+        if times is None or int(seconds.max()) >= _SECONDS:
+            return None
+        out = np.zeros(rows, RECORD)
+        out["access"] = Access.UNKNOWN
+        if kind.code is not None:
+            code = columns[kind.code]
+            if int(code.max()) >= _CODES:
+                return None
+            out["value"] = code
+            out["access"] = np.where(code & np.uint64(_WRITE), int(Access.WRITE), int(Access.READ))
+        times += seconds * np.uint64(_NS)
+        back = int(np.count_nonzero(times[1:] < times[:-1])) + (int(times[0]) < self.last)
+        if back:
+            self.summary.add("times_back", back)
+        self.last = int(times[-1])
+        out["t_ns"], out["size"] = times, PAGE_SIZE
+        out["addr"] = columns[kind.address] & np.uint64(~PAGE_MASK & (1 << 64) - 1)
+        out["kind"], out["proc"], out["peer"] = Kind.FAULT, CPU, UNKNOWN
+        self.summary.read += rows
+        return out
+
     def time(self, seconds: bytes, fraction: bytes) -> int:
         """Time in ns of ``seconds.fraction``; counts times that go back."""
-        t_ns = int(seconds) * 1_000_000_000 + int(fraction.ljust(9, b"0"))
+        t_ns = int(seconds) * _NS + int(fraction.ljust(9, b"0"))
         if t_ns < self.last:
             self.summary.add("times_back")
         self.last = t_ns
@@ -164,6 +252,10 @@ class _Parser:
     def feed(self, block: Block) -> Records:
         """Records of a block."""
         out = self.out
+        for form in _FAST:
+            records = out.fast(block, form)
+            if records is not None:
+                return records
         for number, line in block.numbered():
             line = line.rstrip()
             if match := _FAULT.fullmatch(line):

@@ -1,4 +1,0 @@
-import numpy as np
-from numpy.typing import NDArray
-
-def scan(data: bytes, out: NDArray[np.void]) -> tuple[int, int, int]: ...
