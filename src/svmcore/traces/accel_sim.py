@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,7 +37,7 @@ from .opening import Block, Source, file_size, line_blocks
 __all__ = ["AccelSimTrace"]
 
 _COPY = re.compile(rb"MemcpyHtoD,(0[xX][0-9a-fA-F]{1,16}),([0-9]{1,20})")
-_OTHER_COPY = re.compile(rb"Memcpy[A-Za-z]+,.*")
+_OTHER_COPY = re.compile(rb"Memcpy(?!HtoD)[A-Za-z]+,.*")
 _KERNEL = re.compile(rb"[^/\\\0]{1,250}\.traceg(?:\.(?:gz|xz|zst))?")
 _HEADER = re.compile(rb"-([^=]{1,60}?) = ?(.*)")
 _GRID = re.compile(rb"\((\d{1,10}),(\d{1,10}),(\d{1,10})\)")
@@ -364,15 +364,15 @@ class _Kernel:
         if any(window <= low < window + _WINDOW for window in self.windows):
             self.summary.add("on_chip")
             return
-        pages = (
-            [low & ~PAGE_MASK]
-            if (low ^ high - 1) <= PAGE_MASK
-            else dict.fromkeys(
+        pages: Iterable[int]
+        if isinstance(addresses, range) and 0 < addresses.step <= PAGE_SIZE:
+            pages = range(low & ~PAGE_MASK, high, PAGE_SIZE)
+        else:
+            pages = dict.fromkeys(
                 page
                 for address in addresses
                 for page in range(address & ~PAGE_MASK, address + width, PAGE_SIZE)
             )
-        )
         kind, none = Kind.ACCESS, UNKNOWN
         for page in pages:
             self.rows.append((0, page, PAGE_SIZE, 0, self.index, kind, none, access, none))

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from .base import Records, Summary, TraceKind, check_records, register, shown
-from .sqlite import MAGIC, Database, SqliteTrace
+from .sqlite import MAGIC, Database, Places, SqliteTrace
 
 __all__ = ["AkitaTrace"]
 
@@ -91,7 +91,7 @@ class _Rows:
     def records(self, batch: list[tuple[Any, ...]]) -> Records:
         """Records of some rows."""
         rowids, where, what, start, end, addr, size = zip(*batch, strict=True)
-        places = [(_TABLE, rowid) for rowid in rowids]
+        places = Places([_TABLE], [0] * len(batch), rowids)
         out = np.zeros(len(batch), RECORD)
         out["kind"], out["peer"] = Kind.ACCESS, UNKNOWN
         out["addr"] = self.database.integers(addr, "Address", places).view("<u8")
@@ -100,9 +100,7 @@ class _Rows:
             at = int(np.argmax(sizes <= 0))
             self.database.refuse(places[at], f"ByteSize {sizes[at]}: expected at least 1")
         out["size"] = sizes
-        times = [
-            self._ns(time, "StartTime", place) for time, place in zip(start, places, strict=True)
-        ]
+        times = [self._ns(time, "StartTime", places, i) for i, time in enumerate(start)]
         back = 0
         for index, (began, ended) in enumerate(zip(times, end, strict=True)):
             if began < 0:
@@ -110,32 +108,32 @@ class _Rows:
                 self.summary.repaired += 1
                 self.summary.read -= 1
                 back += 1
-            elif self._ns(ended, "EndTime", places[index]) < began:
+            elif self._ns(ended, "EndTime", places, index) < began:
                 back += 1
         if back:
             self.summary.add("clock_back", back)
         out["t_ns"] = times
-        out["access"] = [
-            self._access(text, place) for text, place in zip(what, places, strict=True)
-        ]
+        out["access"] = [self._access(text, places, i) for i, text in enumerate(what)]
         out["proc"] = [self._place(text) for text in where]
         self.summary.read += len(batch)
-        check_records(out, self.path, lambda i: f"table {_TABLE}, row {rowids[i]}")
+        check_records(out, self.path, places.__getitem__)
         return out
 
-    def _ns(self, time: Any, what: str, place: tuple[str, int]) -> int:
+    def _ns(self, time: Any, what: str, places: Places, index: int) -> int:
         """Nanoseconds of seconds or picoseconds."""
         if isinstance(time, int):
             return time // _PS_PER_NS
         if not isinstance(time, float) or not abs(time) < _LATEST:
-            self.database.refuse(place, f"{what} {time!r:.60}: expected seconds or picoseconds")
+            self.database.refuse(
+                places[index], f"{what} {time!r:.60}: expected seconds or picoseconds"
+            )
         return round(time * _NS)
 
-    def _access(self, what: Any, place: tuple[str, int]) -> int:
+    def _access(self, what: Any, places: Places, index: int) -> int:
         code = self.accesses.get(what)
         if code is None:
             if not isinstance(what, bytes):
-                self.database.refuse(place, f"What {what!r:.60}: expected text")
+                self.database.refuse(places[index], f"What {what!r:.60}: expected text")
             text = what.lower()
             code = int(
                 Access.READ

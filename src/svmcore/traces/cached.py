@@ -35,6 +35,8 @@ _FORM = f"1 {__version__} {RECORD.descr}"
 _RACY_NS = 2_000_000_000
 #: Formats whose files are as fast as a copy.
 _FAST = ("npy", "parquet", "arrow")
+#: Formats of several files: one path tells nothing of the others.
+_PARTED = ("accel-sim",)
 
 
 class CachedTrace(Trace):
@@ -122,7 +124,7 @@ def cached(trace: Trace, folder: Path) -> Trace:
     -------
     Trace
         Mappings, summary, names, digest and records are those of *trace*. A format that is
-        read as fast as a copy comes back as it is.
+        read as fast as a copy, or that lies in several files, comes back as it is.
 
     Raises
     ------
@@ -134,7 +136,7 @@ def cached(trace: Trace, folder: Path) -> Trace:
     O(1) where a copy fits, O(bytes) where the source changed just before it was made; else one
     pass more than without a copy, and 40 bytes of disk a record.
     """
-    if trace.format in _FAST:
+    if trace.format in _FAST or trace.format in _PARTED:
         return trace
     try:
         folder.mkdir(parents=True, exist_ok=True)

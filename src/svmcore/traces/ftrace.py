@@ -15,17 +15,18 @@ from ..records import RECORD
 from ._text import DEC, GAP, HEX, TEXT, LineForm
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
 from .opening import Block
-from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, FastForm, FaultRows
+from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, FastForm, FaultRows
 
 __all__ = ["FtraceTrace"]
 
 _HEAD = (
-    rb" *[^ \t].{0,31}-[0-9]{1,9} +(?:\( *[-0-9]+\) +)?\[[0-9]{1,5}\] +(?:[^ \t]{2,8} +)?"
-    rb"([0-9]{1,10})\.([0-9]{1,9}): +"
-)
-_FAULT = re.compile(_HEAD + rb"page_fault_(?:user|kernel): +" + PAYLOAD)
-_MIGRATE = re.compile(_HEAD + rb"mm_migrate_pages: +" + MIGRATED)
-_OTHER = re.compile(_HEAD + rb"[^ \t].*")
+    rb"[ \t]*[^ \t].{0,31}-[0-9]{1,19}[ \t]+(?:\([ \t]*[-0-9]+\)[ \t]+)?"
+    rb"\[[0-9]{1,19}\][ \t]+(?:[^ \t]+[ \t]+)?"
+) + TIME
+_FAULT = re.compile(_HEAD + rb"page_fault_(?:user|kernel):[ \t]+" + PAYLOAD)
+_MIGRATE = re.compile(_HEAD + rb"mm_migrate_pages:[ \t]+" + MIGRATED)
+#: Other events; one of the names above is a line of ours that is damaged.
+_OTHER = re.compile(_HEAD + rb"(?!page_fault_|mm_migrate_pages)[^ \t].*")
 _LOST = re.compile(rb"CPU:[0-9]+ \[LOST ([0-9]{1,9}) EVENTS\]")
 _FAST = FastForm(
     LineForm(

@@ -18,7 +18,7 @@ from ..units import PAGE_MASK, PAGE_SIZE
 from .base import Mapping, Records, Summary, TraceKind, check_records, register
 from .mappings import named_and_touched
 from .nvidia import ACCESS, CAUSES, migrate_values
-from .sqlite import MAGIC, Database, SqliteTrace, quoted
+from .sqlite import MAGIC, Database, Places, SqliteTrace, quoted
 
 __all__ = ["NsysTrace", "pid_of"]
 
@@ -251,7 +251,7 @@ class _Rows:
     def records(self, batch: list[tuple[Any, ...]]) -> Records:
         """Records of some rows."""
         tables, rowids, *columns = zip(*batch, strict=True)
-        places = [(self.tables[t], r) for t, r in zip(tables, rowids, strict=True)]
+        places = Places(self.tables, tables, rowids)
         fields = dict(zip(_COLUMNS, columns, strict=True))
         bare = np.array([addr is None for addr in fields["addr"]])
         if bare.any():
@@ -270,7 +270,7 @@ class _Rows:
                 )
         if len(self.processes) < _PROCESSES:
             self.processes |= set(row["pid"][row["pid"] != _NONE].tolist())
-        check_records(out, self.path, lambda i: f"table {places[i][0]}, row {places[i][1]}")
+        check_records(out, self.path, places.__getitem__)
         return out
 
     def _times(self, out: Records, row: dict[str, _Ints], of: npt.NDArray[np.intp]) -> None:
@@ -295,7 +295,7 @@ class _Rows:
         row: dict[str, _Ints],
         at: npt.NDArray[np.intp],
         bare: npt.NDArray[np.bool_],
-        places: list[tuple[str, int]],
+        places: Places,
     ) -> None:
         if name != _COPIES and bare[at].any():
             self.database.refuse(places[at[np.argmax(bare[at])]], "address NULL: expected a number")
@@ -321,7 +321,7 @@ class _Rows:
         row: dict[str, _Ints],
         at: npt.NDArray[np.intp],
         bare: npt.NDArray[np.bool_],
-        places: list[tuple[str, int]],
+        places: Places,
     ) -> None:
         kind, device = row["code"], row["device"]
         # Older exports leave the two devices NULL; the copy's own is one of them.
@@ -347,7 +347,7 @@ class _Rows:
         out: Records,
         row: dict[str, _Ints],
         at: npt.NDArray[np.intp],
-        places: list[tuple[str, int]],
+        places: Places,
     ) -> None:
         out["proc"][at] = UNKNOWN
         for i, code, addr, size in zip(
@@ -371,9 +371,7 @@ class _Rows:
             out["kind"][i] = Kind.MAP if code == _ALLOC else Kind.UNMAP
             out["size"][i] = size
 
-    def _gpus(
-        self, device: _Ints, at: npt.NDArray[np.intp], places: list[tuple[str, int]]
-    ) -> _Ints:
+    def _gpus(self, device: _Ints, at: npt.NDArray[np.intp], places: Places) -> _Ints:
         """Record codes of device numbers."""
         bad = (device < 0) | (device >= _GPUS)
         if bad.any():

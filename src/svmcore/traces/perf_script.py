@@ -20,27 +20,52 @@ from ._text import DEC, GAP, HEX, TEXT, LineForm
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
 from .opening import Block
 
-__all__ = ["FAST_PAYLOAD", "MIGRATED", "PAYLOAD", "FastForm", "FaultRows", "PerfScriptTrace"]
+__all__ = [
+    "FAST_PAYLOAD",
+    "LONGEST_NAME",
+    "MIGRATED",
+    "PAYLOAD",
+    "TIME",
+    "FastForm",
+    "FaultRows",
+    "PerfScriptTrace",
+]
 
+# Whatever compiled code reads below, these read as well.
 #: Payload of the tracepoints; the address may be printed as a symbol.
 PAYLOAD = (
-    rb"address=(?:0x([0-9a-fA-F]{1,16})|([^ ]*)) ip=[^ ]+ error_code=0x([0-9a-fA-F]{1,8})[ \t]*"
+    rb"address=(?:0x([0-9a-fA-F]{1,16})|([^ ]*)) ip=[^ ]*"
+    rb" error_code=0x0{0,8}([0-9a-fA-F]{1,8})[ \t]*"
 )
 #: Totals of the migration tracepoint; what follows differs by kernel.
 MIGRATED = rb"nr_succeeded=([0-9]{1,18}) nr_failed=([0-9]{1,18})(?: .*)?"
-_TIME = rb"([0-9]{1,10})\.([0-9]{1,9}): +"
-_HEAD = rb" *(?:[^ \t].{0,31}? +)?([0-9]{1,9})(?:/[0-9]{1,9})? +(?:\[[0-9]+\] +)?" + _TIME
+#: Seconds with a fraction, and the colon.
+TIME = rb"0{0,9}([0-9]{1,10})\.([0-9]{1,9}):[ \t]+"
+#: Characters of a task's name at most; the kernel keeps 15.
+LONGEST_NAME = 32
+_HEAD = (
+    rb"[ \t]*(?:[^ \t].{0,31}?[ \t]+)?[0-9]{1,19}(?:/[0-9]{1,19})?[ \t]*"
+    rb"(?:\[[0-9]{1,19}\][ \t]*|(?<=[ \t]))"
+) + TIME
+_COUNT = rb"(?:[0-9]{1,19}[ \t]+)?"
 _FAULT = re.compile(
     _HEAD
-    + rb"(?:[0-9]+ +)?(?:page-faults|faults|minor-faults|major-faults)(?::[a-zA-Z]+)?: +"
+    + _COUNT
+    + rb"(?:page-faults|faults|minor-faults|major-faults)(?::[a-zA-Z]+)?:[ \t]*"
     + rb"([0-9a-fA-F]{1,16})(?:[ \t].*)?"
 )
 _TRACEPOINT = re.compile(
-    _HEAD + rb"(?:[0-9]+ +)?exceptions:page_fault_(?:user|kernel): +" + PAYLOAD
+    _HEAD + _COUNT + rb"exceptions:page_fault_(?:user|kernel):[ \t]+" + PAYLOAD
 )
-_MIGRATE = re.compile(_HEAD + rb"(?:[0-9]+ +)?migrate:mm_migrate_pages: +" + MIGRATED)
-_OTHER = re.compile(_HEAD + rb"(?:[0-9]+ +)?[a-zA-Z][-a-zA-Z0-9_:]*: .*")
-_LOST = re.compile(_HEAD + rb"PERF_RECORD_LOST(?:_SAMPLES)? lost ([0-9]{1,9})[ \t]*")
+_MIGRATE = re.compile(_HEAD + _COUNT + rb"migrate:mm_migrate_pages:[ \t]+" + MIGRATED)
+_LOST = re.compile(_HEAD + rb"PERF_RECORD_LOST(?:_SAMPLES)? lost ([0-9]{1,9})")
+#: Other events; one of the names above is a line of ours that is damaged.
+_OTHER = re.compile(
+    _HEAD
+    + _COUNT
+    + rb"(?!(?:page-|minor-|major-)?faults\b|exceptions:page_fault|migrate:mm_migrate_pages|PERF_)"
+    + rb"[a-zA-Z][-a-zA-Z0-9_:]*:(?:[ \t].*)?"
+)
 #: What follows an address in the tracepoints, and the end of the line.
 FAST_PAYLOAD = (b" ip=", TEXT, b" error_code=0x", HEX)
 #: Bits of a page fault's error code.
@@ -55,7 +80,10 @@ _Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
 class FastForm(NamedTuple):
-    """A form of fault lines that compiled code reads, and the columns of its numbers."""
+    """A form of fault lines that compiled code reads, and the columns of its numbers.
+
+    Column 0 is the task's name.
+    """
 
     form: LineForm
     seconds: int
@@ -116,7 +144,9 @@ class FaultRows:
         rows, _ = kind.form.scan(block.data, 0, columns)
         if rows < block.lines:
             return None
-        seconds, code = columns[kind.seconds], None
+        if int((columns[0] & np.uint64(0xFFFFFFFF)).max()) > LONGEST_NAME:
+            return None
+        seconds = columns[kind.seconds]
         times = _nanoseconds(block.data, columns[kind.fraction])
         if times is None or int(seconds.max()) >= _SECONDS:
             return None
@@ -259,16 +289,16 @@ class _Parser:
         for number, line in block.numbered():
             line = line.rstrip()
             if match := _FAULT.fullmatch(line):
-                _, seconds, fraction, address = match.groups()
+                seconds, fraction, address = match.groups()
                 out.fault(out.time(seconds, fraction), int(address, 16), 0, Access.UNKNOWN)
             elif match := _TRACEPOINT.fullmatch(line):
-                _, seconds, fraction, *rest = match.groups()
+                seconds, fraction, *rest = match.groups()
                 out.tracepoint(out.time(seconds, fraction), *rest)
             elif match := _MIGRATE.fullmatch(line):
-                _, seconds, fraction, *rest = match.groups()
+                seconds, fraction, *rest = match.groups()
                 out.migrated(out.time(seconds, fraction), *rest)
             elif match := _LOST.fullmatch(line):
-                out.lost(out.time(match[2], match[3]), int(match[4]))
+                out.lost(out.time(match[1], match[2]), int(match[3]))
             elif not line or line.startswith(b"#"):
                 self.summary.comments += 1
             elif _OTHER.fullmatch(line):

@@ -366,7 +366,7 @@ class _Elements:
                     raise self._error(f"{name}: expected elements of JSON") from None
                 if self._more():
                     continue
-                raise self._error(f"the file ends in {name}: expected whole JSON") from None
+                raise self._error(f"{name}: {error}: expected whole JSON") from None
             self.at = end
             yield value
 

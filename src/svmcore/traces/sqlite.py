@@ -19,7 +19,7 @@ from .opening import BLOCK_BYTES, Source, file_size, os_failure
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["MAGIC", "Database", "SqliteTrace", "quoted"]
+__all__ = ["MAGIC", "Database", "Places", "SqliteTrace", "quoted"]
 
 MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -27,6 +27,26 @@ _HEADER_BYTES = 100
 _ROWS = 8192
 #: Longest text of a row, bytes: a damaged length must not take all memory.
 _LONGEST = 1 << 24
+
+
+class Places:
+    """Table and row of each of some rows, made when an error asks for them.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Tables.
+    tables : sequence of int
+        Number of each row's table among them.
+    rows : sequence of int
+        The rowids.
+    """
+
+    def __init__(self, names: Sequence[str], tables: Sequence[int], rows: Sequence[int]) -> None:
+        self.names, self.tables, self.rows = names, tables, rows
+
+    def __getitem__(self, index: int) -> str:
+        return f"table {self.names[self.tables[index]]}, row {self.rows[index]}"
 
 
 class Database:
@@ -76,9 +96,7 @@ class Database:
         while rows := cursor.fetchmany(_ROWS):
             yield rows
 
-    def integers(
-        self, values: Sequence[Any], what: str, places: Sequence[tuple[str, int]]
-    ) -> npt.NDArray[np.int64]:
+    def integers(self, values: Sequence[Any], what: str, places: Places) -> npt.NDArray[np.int64]:
         """A column of integers.
 
         Parameters
@@ -87,7 +105,7 @@ class Database:
             As SQLite gave them; its integers have 64 bits, signed.
         what : str
             Name of the column.
-        places : sequence of (table, rowid)
+        places : Places
             Where each stands.
 
         Raises
@@ -100,9 +118,9 @@ class Database:
             self.refuse(places[at], f"{what} {values[at]!r:.60}: expected an integer")
         return np.array(values, np.int64)
 
-    def refuse(self, place: tuple[str, int], reason: str) -> NoReturn:
+    def refuse(self, place: str, reason: str) -> NoReturn:
         """Raise the error of one row."""
-        raise TraceError(self.path, f"table {place[0]}, row {place[1]}", reason)
+        raise TraceError(self.path, place, reason)
 
 
 def quoted(name: str) -> str:

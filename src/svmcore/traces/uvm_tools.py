@@ -110,8 +110,9 @@ class _ToolsTrace(FixedTrace):
         """Surer the more entries make sense; never quite sure, as nothing names the format."""
         whole, rest = divmod(len(head), cls.entry.itemsize)
         entries = np.frombuffer(head, cls.entry, whole)
-        # Slots of the ring that were never written tell nothing.
-        entries = entries[np.frombuffer(head, f"V{cls.entry.itemsize}", whole) != _empty(cls.entry)]
+        if whole:
+            # Slots of the ring that were never written tell nothing.
+            entries = entries[_words(entries).any(axis=1)]
         if not len(entries) or not _KNOWN[entries["type"]].all():
             return 0.0
         placed = np.isin(entries["type"], _PLACED)
@@ -224,16 +225,15 @@ class _Fields:
         return every
 
 
+def _words(entries: Entries) -> _Words:
+    """Entries as words, one row each."""
+    return entries.view("<u8").reshape(len(entries), -1)
+
+
 def _taken(entries: Entries, at: npt.NDArray[np.intp]) -> Entries:
     """Entries *at* some places, copied as words: a structured copy goes field by field."""
-    words = entries.view("<u8").reshape(len(entries), -1)
-    taken: Entries = np.take(words, at, axis=0).view(entries.dtype)[:, 0]
+    taken: Entries = np.take(_words(entries), at, axis=0).view(entries.dtype)[:, 0]
     return taken
-
-
-def _empty(entry: np.dtype[Any]) -> np.void:
-    """A slot that was never written."""
-    return np.void(bytes(entry.itemsize))
 
 
 def _place(index: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -290,7 +290,8 @@ class _Decoder:
         """
         bad = np.flatnonzero(types == 0)
         if len(bad):
-            bad = bad[entries[bad].view(f"V{entries.itemsize}") != _empty(entries.dtype)]
+            # Words, as the bytes between the fields count too.
+            bad = bad[_words(entries)[bad].any(axis=1)]
         if not len(bad) and not first and not _KNOWN[types[0]] and types[0]:
             bad = np.zeros(1, np.intp)
         if len(bad):
