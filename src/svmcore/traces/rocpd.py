@@ -217,7 +217,9 @@ def _pairs(found: list[Any]) -> dict[str, Any] | None:
 def _need(fields: dict[str, int], *keys: str) -> tuple[int, ...]:
     missing = [key for key in keys if key not in fields]
     if missing:
-        raise NotARecordError(f"no {', '.join(missing)} among {', '.join(fields)[:100]}")
+        raise NotARecordError(
+            f"no {', '.join(missing)} among {', '.join(fields)[:100]}: expected {', '.join(keys)}"
+        )
     return tuple(fields[key] for key in keys)
 
 
