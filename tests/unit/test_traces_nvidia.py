@@ -135,7 +135,7 @@ def test_newer_and_older_columns(tmp_path):
         ([GPU, gpu_fault(1, 2, PID, -1, 0, 1, 1)], "device -1"),
         (
             [COPY, "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES(8, 9, 2, 0, 12, 2, 8192)"],
-            "bytes 0: expected at least 1",
+            "bytes of 0 or less: expected at least 1",
         ),
         (
             [COPY, "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES(8, 9, 2, 8192, 12, 2, -4096)"],
@@ -148,7 +148,7 @@ def test_newer_and_older_columns(tmp_path):
                 "INSERT INTO ENUM_CUDA_MEM_KIND VALUES(4, 'CUDA_MEM_KIND_MANAGED')",
                 "INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS VALUES(1, 1, 4096, 64, 4, 7)",
             ],
-            "memoryOperationType 7",
+            "memoryOperationType: expected 0 or 1",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from ..records import RECORD
 from ._text import DEC, GAP, HEX, TEXT, LineForm
 from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
 from .opening import Block
-from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, FastForm, FaultRows
+from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, FastForm, FaultParser
 
 __all__ = ["FtraceTrace"]
 
@@ -74,41 +74,26 @@ class FtraceTrace(TextTrace):
         return _Parser(self.path, summary)
 
 
-class _Parser:
+class _Parser(FaultParser):
     """One pass."""
 
-    def __init__(self, path: str, summary: Summary) -> None:
-        self.path = path
-        self.summary = summary
-        self.out = FaultRows(summary)
+    forms = (_FAST,)
+    expected = _EXPECTED
 
-    def feed(self, block: Block) -> Records:
-        """Records of a block."""
-        out = self.out
-        records = out.fast(block, _FAST)
-        if records is not None:
-            return records
-        for number, line in block.numbered():
-            line = line.rstrip()
-            if match := _FAULT.fullmatch(line):
-                seconds, fraction, *rest = match.groups()
-                out.tracepoint(out.time(seconds, fraction), *rest)
-            elif match := _MIGRATE.fullmatch(line):
-                seconds, fraction, *rest = match.groups()
-                out.migrated(out.time(seconds, fraction), *rest)
-            elif match := _LOST.fullmatch(line):
-                out.lost(out.last, int(match[1]))
-            elif _NOTE.fullmatch(line):
-                self.summary.comments += 1
-            elif _OTHER.fullmatch(line):
-                self.summary.unknown += 1
-            else:
-                raise TraceError(
-                    self.path, f"line {number}", f"{shown(line)}: expected {_EXPECTED}"
-                )
-        return out.take()
-
-    def end(self) -> Records:
-        """Adds the notes."""
-        self.out.end()
-        return np.zeros(0, RECORD)
+    def line(self, text: bytes) -> bool:
+        """One line."""
+        if match := _FAULT.fullmatch(text):
+            seconds, fraction, *rest = match.groups()
+            self.tracepoint(self.time(seconds, fraction), *rest)
+        elif match := _MIGRATE.fullmatch(text):
+            seconds, fraction, *rest = match.groups()
+            self.migrated(self.time(seconds, fraction), *rest)
+        elif match := _LOST.fullmatch(text):
+            self.lost(self.last, int(match[1]))
+        elif _NOTE.fullmatch(text):
+            self.summary.comments += 1
+        elif _OTHER.fullmatch(text):
+            self.summary.unknown += 1
+        else:
+            return False
+        return True

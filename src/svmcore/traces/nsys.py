@@ -192,7 +192,7 @@ class NsysTrace(SqliteTrace):
             return
         for table in tables:
             database.check_columns(table.name, table.needed)
-        rows = _Rows(self.path, database, [table.name for table in tables], summary)
+        rows = _Rows(self.path, database, tables, summary)
         for batch in database.batches(_query(tables)):
             summary.lines += len(batch)
             yield rows.records(batch)
@@ -222,27 +222,48 @@ class NsysTrace(SqliteTrace):
             )
 
 
+def _columns(table: _Table) -> dict[str, str]:
+    """SQL of the common columns that a table has."""
+    pid = {"pid": "globalPid"} if "globalPid" in table.needed else {}
+    return {"start": "start"} | pid | table.columns
+
+
+def _used(tables: list[_Table]) -> list[str]:
+    """The common columns that some table has; the others would be nothing but zeros."""
+    return [name for name in _COLUMNS if any(name in _columns(table) for table in tables)]
+
+
 def _query(tables: list[_Table]) -> str:
-    """All rows in order of time, table and row."""
+    """The columns used of all rows, in order of time, table and row."""
     parts: list[str] = []
     for number, table in enumerate(tables):
-        columns = dict.fromkeys(_COLUMNS, "0")
-        columns |= {"start": "start", "pid": str(_NONE)} | table.columns
-        if "globalPid" in table.needed:
-            columns["pid"] = "globalPid"
-        listed = ", ".join(f"{sql} AS {quoted(name)}" for name, sql in columns.items())
+        there = _columns(table)
+        listed = ", ".join(f"{there.get(name, '0')} AS {quoted(name)}" for name in _used(tables))
         where = f" WHERE {table.where}" if table.where else ""
         parts.append(f"SELECT {number} AS t, rowid AS r, {listed} FROM {table.name}{where}")  # noqa: S608
     return " UNION ALL ".join(parts) + " ORDER BY start, t, r"
 
 
+class _Part(NamedTuple):
+    """The rows of one table in a batch, and where their records go."""
+
+    out: Records
+    row: dict[str, _Ints]
+    at: npt.NDArray[np.intp]
+    bare: npt.NDArray[np.bool_]
+    places: Places
+
+
 class _Rows:
     """Rows of one pass."""
 
-    def __init__(self, path: str, database: Database, tables: list[str], summary: Summary) -> None:
+    def __init__(
+        self, path: str, database: Database, tables: list[_Table], summary: Summary
+    ) -> None:
         self.path = path
         self.database = database
-        self.tables = tables
+        self.tables = [table.name for table in tables]
+        self.used = _used(tables)
         self.summary = summary
         self.processes: set[int] = set()
         #: Sizes of managed allocations, for frees that do not say theirs.
@@ -252,11 +273,11 @@ class _Rows:
         """Records of some rows."""
         tables, rowids, *columns = zip(*batch, strict=True)
         places = Places(self.tables, tables, rowids)
-        fields = dict(zip(_COLUMNS, columns, strict=True))
+        fields = dict(zip(self.used, columns, strict=True))
         bare = np.array([addr is None for addr in fields["addr"]])
         if bare.any():
             fields["addr"] = tuple(0 if addr is None else addr for addr in fields["addr"])
-        row = {name: self.database.integers(fields[name], name, places) for name in _COLUMNS}
+        row = {name: self.database.integers(fields[name], name, places) for name in self.used}
         of = np.array(tables)
         out = np.zeros(len(batch), RECORD)
         out["access"], out["peer"] = Access.UNKNOWN, UNKNOWN
@@ -265,11 +286,10 @@ class _Rows:
         for number, name in enumerate(self.tables):
             at = np.flatnonzero(of == number)
             if len(at):
-                self._fill(
-                    name, out, {key: value[at] for key, value in row.items()}, at, bare, places
-                )
-        if len(self.processes) < _PROCESSES:
-            self.processes |= set(row["pid"][row["pid"] != _NONE].tolist())
+                fields_at = {key: value[at] for key, value in row.items()}
+                self._fill(name, _Part(out, fields_at, at, bare[at], places))
+        if "pid" in row and len(self.processes) < _PROCESSES:
+            self.processes |= set(row["pid"][row["pid"] != 0].tolist())
         check_records(out, self.path, places.__getitem__)
         return out
 
@@ -278,7 +298,8 @@ class _Rows:
         lasts = np.isin(
             of, [i for i, name in enumerate(self.tables) if name in (_GPU_FAULTS, _COPIES)]
         )
-        start, end = row["start"], np.where(lasts, row["end"], row["start"])
+        start = row["start"]
+        end = np.where(lasts, row["end"], start) if "end" in row else start
         back = (start < 0) | (end < start)
         out["t_ns"] = np.maximum(start, 0)
         out["dur_ns"] = np.where(back, 0, end - start)
@@ -288,51 +309,35 @@ class _Rows:
         self.summary.repaired += repaired
         self.summary.read += len(out) - repaired
 
-    def _fill(
-        self,
-        name: str,
-        out: Records,
-        row: dict[str, _Ints],
-        at: npt.NDArray[np.intp],
-        bare: npt.NDArray[np.bool_],
-        places: Places,
-    ) -> None:
-        if name != _COPIES and bare[at].any():
-            self.database.refuse(places[at[np.argmax(bare[at])]], "address NULL: expected a number")
+    def _fill(self, name: str, part: _Part) -> None:
+        out, row, at = part.out, part.row, part.at
+        if name != _COPIES:
+            self._refuse(part, part.bare, "address NULL: expected a number")
         if name == _USAGE:
-            self._allocations(out, row, at, places)
+            self._allocations(part)
         elif name == _COPIES:
-            self._migrations(out, row, at, bare[at], places)
+            self._migrations(part)
         else:
             out["kind"][at] = Kind.FAULT
             out["addr"][at] &= np.uint64(~PAGE_MASK & (1 << 64) - 1)
             out["size"][at] = PAGE_SIZE
             out["proc"][at] = CPU
             if name == _GPU_FAULTS:
-                out["proc"][at] = self._gpus(row["device"], at, places)
+                out["proc"][at] = self._gpus(part, row["device"])
                 out["value"][at] = np.clip(row["count"], 0, 0xFFFFFFFF)
                 known = (row["code"] > 0) & (row["code"] < 5)
                 out["access"][at] = ACCESS[np.where(known, row["code"], 0)]
                 self._tell("unknown_access", ~known)
 
-    def _migrations(
-        self,
-        out: Records,
-        row: dict[str, _Ints],
-        at: npt.NDArray[np.intp],
-        bare: npt.NDArray[np.bool_],
-        places: Places,
-    ) -> None:
-        kind, device = row["code"], row["device"]
+    def _migrations(self, part: _Part) -> None:
+        out, row, at, bare = part.out, part.row, part.at, part.bare
+        kind, device, size = row["code"], row["device"], row["count"]
         # Older exports leave the two devices NULL; the copy's own is one of them.
         source = np.where(row["src"] == _NONE, device, row["src"])
         target = np.where(row["dst"] == _NONE, device, row["dst"])
-        proc = np.where(kind == _TO_DEVICE, CPU, self._gpus(source, at, places))
-        peer = np.where(kind == _TO_HOST, CPU, self._gpus(target, at, places))
-        size = row["count"]
-        if (size <= 0).any():
-            where = int(np.argmax(size <= 0))
-            self.database.refuse(places[at[where]], f"bytes {size[where]}: expected at least 1")
+        proc = np.where(kind == _TO_DEVICE, CPU, self._gpus(part, source))
+        peer = np.where(kind == _TO_HOST, CPU, self._gpus(part, target))
+        self._refuse(part, size <= 0, "bytes of 0 or less: expected at least 1")
         known = (row["cause"] > 0) & (row["cause"] < len(CAUSES))
         out["kind"][at], out["proc"][at], out["peer"][at] = Kind.MIGRATE, proc, peer
         out["value"][at] = migrate_values(np.where(known, row["cause"], 0), peer)
@@ -342,43 +347,33 @@ class _Rows:
         if bare.any():
             self.summary.add("bytes_without_address", int(size[bare].sum()))
 
-    def _allocations(
-        self,
-        out: Records,
-        row: dict[str, _Ints],
-        at: npt.NDArray[np.intp],
-        places: Places,
-    ) -> None:
-        out["proc"][at] = UNKNOWN
-        for i, code, addr, size in zip(
-            at.tolist(),
-            row["code"].tolist(),
-            row["addr"].tolist(),
-            row["count"].tolist(),
-            strict=True,
-        ):
-            if code not in (_ALLOC, _FREE):
-                self.database.refuse(
-                    places[i], f"memoryOperationType {code}: expected {_ALLOC} or {_FREE}"
-                )
-            if code == _ALLOC:
-                self.live[addr] = size
+    def _allocations(self, part: _Part) -> None:
+        out, row, at = part.out, part.row, part.at
+        code, addr, size = row["code"], row["addr"].tolist(), row["count"].tolist()
+        other = (code != _ALLOC) & (code != _FREE)
+        self._refuse(part, other, f"memoryOperationType: expected {_ALLOC} or {_FREE}")
+        for i, allocates in enumerate((code == _ALLOC).tolist()):
+            if allocates:
+                self.live[addr[i]] = size[i]
             else:
-                size = self.live.pop(addr, size) if size <= 0 else size
-                self.live.pop(addr, None)
-            if size <= 0:
-                self.database.refuse(places[i], f"bytes {size}: expected at least 1")
-            out["kind"][i] = Kind.MAP if code == _ALLOC else Kind.UNMAP
-            out["size"][i] = size
+                known = self.live.pop(addr[i], 0)
+                size[i] = size[i] if size[i] > 0 else known
+        sizes = np.array(size, np.int64)
+        self._refuse(part, sizes <= 0, "bytes of 0 or less: expected at least 1")
+        out["kind"][at] = np.where(code == _ALLOC, int(Kind.MAP), int(Kind.UNMAP))
+        out["size"][at], out["proc"][at] = sizes, UNKNOWN
 
-    def _gpus(self, device: _Ints, at: npt.NDArray[np.intp], places: Places) -> _Ints:
+    def _refuse(self, part: _Part, bad: npt.NDArray[np.bool_], reason: str) -> None:
+        """Raise the error of the first row that is *bad*."""
+        if bad.any():
+            self.database.refuse(part.places[int(part.at[np.argmax(bad)])], reason)
+
+    def _gpus(self, part: _Part, device: _Ints) -> _Ints:
         """Record codes of device numbers."""
         bad = (device < 0) | (device >= _GPUS)
         if bad.any():
-            where = int(np.argmax(bad))
-            self.database.refuse(
-                places[at[where]], f"device {device[where]}: expected 0 to {_GPUS - 1}"
-            )
+            first = int(device[np.argmax(bad)])
+            self._refuse(part, bad, f"device {first}: expected 0 to {_GPUS - 1}")
         return device + 1
 
     def _tell(self, counter: str, which: npt.NDArray[np.bool_]) -> None:

@@ -7,8 +7,9 @@ comm,pid,tid,time,event,addr,ip``, or the tracepoints
 
 from __future__ import annotations
 
+import abc
 import re
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ __all__ = [
     "PAYLOAD",
     "TIME",
     "FastForm",
-    "FaultRows",
+    "FaultParser",
     "PerfScriptTrace",
 ]
 
@@ -130,15 +131,52 @@ def _nanoseconds(data: bytes, texts: _Words) -> _Words | None:
     return total * np.uint64(10 ** (9 - length))
 
 
-class FaultRows:
-    """Rows of page faults of the CPU, of one pass; counts what cannot be one."""
+class FaultParser(abc.ABC):
+    """One pass over text with page faults of the CPU, in any of its forms.
 
-    def __init__(self, summary: Summary) -> None:
+    Parameters
+    ----------
+    path : str
+        The file, for errors.
+    summary : Summary
+        Counts of the pass.
+
+    Attributes
+    ----------
+    last : int
+        Time of the last event, ns; 0 before the first.
+    """
+
+    #: Forms of blocks that compiled code reads.
+    forms: ClassVar[tuple[FastForm, ...]]
+    #: What a line should be, for errors.
+    expected: ClassVar[str]
+
+    def __init__(self, path: str, summary: Summary) -> None:
+        self.path = path
         self.summary = summary
         self.rows: list[_Row] = []
         self.last = 0
 
-    def fast(self, block: Block, kind: FastForm) -> Records | None:
+    @abc.abstractmethod
+    def line(self, text: bytes) -> bool:
+        """Add what a line tells and count it; False where it is none of this format."""
+
+    def feed(self, block: Block) -> Records:
+        """Records of a block."""
+        for form in self.forms:
+            records = self._fast(block, form)
+            if records is not None:
+                return records
+        for number, line in block.numbered():
+            if not self.line(line.rstrip()):
+                raise TraceError(
+                    self.path, f"line {number}", f"{shown(line)}: expected {self.expected}"
+                )
+        rows, self.rows = self.rows, []
+        return np.array(rows, RECORD)
+
+    def _fast(self, block: Block, kind: FastForm) -> Records | None:
         """Records of a block in which every line has one form; None where one has not."""
         columns = np.empty((kind.form.columns, block.lines), "<u8")
         rows, _ = kind.form.scan(block.data, 0, columns)
@@ -211,18 +249,14 @@ class FaultRows:
         """A record without a span."""
         self.rows.append((t_ns, 0, 0, 0, value, kind, UNKNOWN, Access.UNKNOWN, UNKNOWN))
 
-    def take(self) -> Records:
-        """The rows so far as records."""
-        rows, self.rows = self.rows, []
-        return np.array(rows, RECORD)
-
-    def end(self) -> None:
-        """Notes faults that could not be placed."""
+    def end(self) -> Records:
+        """Notes faults that could not be placed; no record is left over."""
         if lost := self.summary.counts.get("symbol_addresses"):
             self.summary.notes.append(
                 f"{lost:,} fault{'s' * (lost != 1)} with a symbol for an address left out: "
                 "record with the raw address (perf script -F -sym, or ftrace option nosym-addr)"
             )
+        return np.zeros(0, RECORD)
 
 
 @register
@@ -271,45 +305,29 @@ class PerfScriptTrace(TextTrace):
         return _Parser(self.path, summary)
 
 
-class _Parser:
+class _Parser(FaultParser):
     """One pass."""
 
-    def __init__(self, path: str, summary: Summary) -> None:
-        self.path = path
-        self.summary = summary
-        self.out = FaultRows(summary)
+    forms = _FAST
+    expected = _EXPECTED
 
-    def feed(self, block: Block) -> Records:
-        """Records of a block."""
-        out = self.out
-        for form in _FAST:
-            records = out.fast(block, form)
-            if records is not None:
-                return records
-        for number, line in block.numbered():
-            line = line.rstrip()
-            if match := _FAULT.fullmatch(line):
-                seconds, fraction, address = match.groups()
-                out.fault(out.time(seconds, fraction), int(address, 16), 0, Access.UNKNOWN)
-            elif match := _TRACEPOINT.fullmatch(line):
-                seconds, fraction, *rest = match.groups()
-                out.tracepoint(out.time(seconds, fraction), *rest)
-            elif match := _MIGRATE.fullmatch(line):
-                seconds, fraction, *rest = match.groups()
-                out.migrated(out.time(seconds, fraction), *rest)
-            elif match := _LOST.fullmatch(line):
-                out.lost(out.time(match[1], match[2]), int(match[3]))
-            elif not line or line.startswith(b"#"):
-                self.summary.comments += 1
-            elif _OTHER.fullmatch(line):
-                self.summary.unknown += 1
-            else:
-                raise TraceError(
-                    self.path, f"line {number}", f"{shown(line)}: expected {_EXPECTED}"
-                )
-        return out.take()
-
-    def end(self) -> Records:
-        """Adds the notes."""
-        self.out.end()
-        return np.zeros(0, RECORD)
+    def line(self, text: bytes) -> bool:
+        """One line."""
+        if match := _FAULT.fullmatch(text):
+            seconds, fraction, address = match.groups()
+            self.fault(self.time(seconds, fraction), int(address, 16), 0, Access.UNKNOWN)
+        elif match := _TRACEPOINT.fullmatch(text):
+            seconds, fraction, *rest = match.groups()
+            self.tracepoint(self.time(seconds, fraction), *rest)
+        elif match := _MIGRATE.fullmatch(text):
+            seconds, fraction, *rest = match.groups()
+            self.migrated(self.time(seconds, fraction), *rest)
+        elif match := _LOST.fullmatch(text):
+            self.lost(self.time(match[1], match[2]), int(match[3]))
+        elif not text or text.startswith(b"#"):
+            self.summary.comments += 1
+        elif _OTHER.fullmatch(text):
+            self.summary.unknown += 1
+        else:
+            return False
+        return True
