@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
-from ..errors import TraceError
-from ..records import RECORD
 from ._text import DEC, GAP, HEX, TEXT, LineForm
-from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, share, shown
-from .opening import Block
+from .base import Summary, TextTrace, TraceKind, head_lines, register, share
 from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, FastForm, FaultParser
 
 __all__ = ["FtraceTrace"]
