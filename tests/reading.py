@@ -9,15 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from svmcore.errors import TraceError
-from svmcore.traces import access_list, kfd_smi, open_trace, records_csv, uvm_log, workload_csv
+from svmcore.traces import (
+    access_list,
+    kfd_smi,
+    open_trace,
+    perf_script,
+    records_csv,
+    uvm_log,
+    workload_csv,
+)
 from svmcore.traces.base import check_records
 
 #: Readers that have two ways to read a line.
 TWO_WAYS = (
     "access-list",
     "csv",
+    "ftrace",
     "hsa-svm-profile",
     "kfd-smi",
+    "perf-script",
     "uvm-log",
     "workload-csv",
 )
@@ -29,13 +39,16 @@ _SCANNERS = (kfd_smi.EventParser, uvm_log._Parser)
 def careful() -> Iterator[None]:
     """Inside, no line is read by compiled code."""
     kept = [scanner._scan for scanner in _SCANNERS], [module.table_columns for module in _TABLES]
+    fast = perf_script.FaultParser._fast
     try:
+        perf_script.FaultParser._fast = lambda self, block, form: None
         for scanner in _SCANNERS:
             scanner._scan = lambda self, data, at, out: (0, 0, at)
         for module in _TABLES:
             module.table_columns = lambda block, form: None
         yield
     finally:
+        perf_script.FaultParser._fast = fast
         for scanner, scan in zip(_SCANNERS, kept[0], strict=True):
             scanner._scan = scan
         for module, table in zip(_TABLES, kept[1], strict=True):

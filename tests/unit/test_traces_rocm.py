@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,26 @@ def test_elements_are_found_whatever_the_pieces(tmp_path, monkeypatch, piece, in
 def test_json_that_is_none_is_refused(tmp_path, text, reason):
     with pytest.raises(TraceError, match=reason):
         rows(of_json(tmp_path, text))
+
+
+def test_keys_cut_in_two_and_long_strings(tmp_path, monkeypatch):
+    faults = json.dumps([fault(), fault(1)])
+    for gap in (0, 50, 300):
+        text = '{"a\\\\": "\\"[", "kfd_page_fault_records"' + " " * gap + ":" + " " * gap + faults
+        for piece in (3, 64, 200, 1 << 20):
+            monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", piece)
+            assert len(rows(of_json(tmp_path, text + "}"))) == 4
+            with pytest.raises(TraceError, match="the file ends"):
+                rows(of_json(tmp_path, text))
+
+
+@pytest.mark.parametrize("inside", ["x", '\\"', "\\\\", '"'])
+def test_strings_without_end_take_no_time(tmp_path, inside):
+    started = time.perf_counter()
+    for text in ('{"' + inside * 1_500_000, '{"page_migration": ["' + inside * 1_500_000):
+        with pytest.raises(TraceError, match="expected"):
+            rows(of_json(tmp_path, text))
+    assert time.perf_counter() - started < 20
 
 
 def test_json_in_another_encoding_is_refused(tmp_path):

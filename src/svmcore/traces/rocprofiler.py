@@ -25,11 +25,13 @@ from .opening import BLOCK_BYTES, LINE_LIMIT, Source
 
 __all__ = ["Agents", "KfdRows", "NotARecordError", "RocprofilerTrace"]
 
+_KEY = r'"(page_migration|kfd_[a-z_]{1,40}_(?:records|events)|agents)"'
 #: Arrays that are read: those of events, and that which tells what an agent is.
-_ARRAY = re.compile(r'"(page_migration|kfd_[a-z_]{1,40}_(?:records|events)|agents)"\s*:\s*\[')
-#: What can still become the beginning of such an array, at the end of a piece of text.
-_LONGEST_KEY = 128
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ARRAY = re.compile(_KEY + r"\s*:\s*\[")
+#: What the next piece may make the beginning of such an array, and the rest of a key.
+_PERHAPS = re.compile(_KEY + r"[\s:]*\Z")
+_LONGEST_KEY = 64
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 _SPACE = re.compile(r"[\s,]*")
 _OLD, _AGENTS = "page_migration", "agents"
 _GPUS = 64
@@ -312,8 +314,7 @@ class _Elements:
         while True:
             match = _ARRAY.search(self.text, self.at)
             if match is None:
-                # A key may be cut in two, and so may a string.
-                self._pass(len(self.text) if self.ended else len(self.text) - _LONGEST_KEY)
+                self._pass(len(self.text) if self.ended else self._settled())
                 if not self._more():
                     break
                 continue
@@ -329,20 +330,26 @@ class _Elements:
         if not found:
             raise self._error(f"no array of KFD events: expected {_OLD} or kfd_*_records")
 
+    def _settled(self) -> int:
+        """End of the text in which no array begins whatever follows."""
+        match = _PERHAPS.search(self.text, self.at)
+        return match.start() if match else len(self.text) - _LONGEST_KEY
+
     def _pass(self, end: int, *, exact: bool = False) -> None:
         """Pass over text up to *end* or a little less, counting brackets outside of strings."""
         if end <= self.at:
             return
-        plain = _STRING.sub("", self.text[self.at : end])
-        quote = plain.find('"')
-        if quote >= 0:
+        piece = self.text[self.at : end]
+        parts = _ESCAPE.sub("", piece).split('"')
+        if len(parts) % 2 == 0:
             if exact:
                 raise self._error("a string that does not end: expected JSON")
-            if len(plain) - quote > LINE_LIMIT:
-                raise self._error(f"a string of more than {LINE_LIMIT}: expected JSON")
             # Up to the string that is cut off here.
-            end -= len(plain) - quote
-            plain = plain[:quote]
+            end = self.at + _last_quote(piece)
+            parts.pop()
+        if not exact and len(self.text) - end > LINE_LIMIT:
+            raise self._error(f"more than {LINE_LIMIT} characters of one string: expected JSON")
+        plain = "".join(parts[::2])
         self.depth += sum(map(plain.count, "{[")) - sum(map(plain.count, "}]"))
         self.at = end
         if self.depth < 0:
@@ -369,6 +376,19 @@ class _Elements:
                 raise self._error(f"{name}: {error}: expected whole JSON") from None
             self.at = end
             yield value
+
+
+def _last_quote(text: str) -> int:
+    """Place of the last quote with an even number of backslashes before it."""
+    at = text.rfind('"')
+    while at > 0:
+        escapes = at
+        while escapes and text[escapes - 1] == "\\":
+            escapes -= 1
+        if (at - escapes) % 2 == 0:
+            break
+        at = text.rfind('"', 0, at)
+    return at
 
 
 def _describe(agents: Agents, value: Any) -> None:
