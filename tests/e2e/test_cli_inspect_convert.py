@@ -99,6 +99,17 @@ def test_convert_keeps_records_and_mappings(tmp_path, target):
     assert np.array_equal(records(again), there)
 
 
+@pytest.mark.parametrize("sample", ["accel_sim/kernelslist.g", "traces/nsys.sqlite"])
+def test_convert_keeps_mappings_that_records_name_only_in_part(tmp_path, sample):
+    source, path = DATA.parent / sample, tmp_path / "out.npy"
+    svm("convert", source, path)
+    one, other = svmcore.open_trace(source), svmcore.open_trace(path)
+    spans = [sorted(m[:2] for m in trace.mappings()) for trace in (one, other)]
+    assert spans[0] == spans[1]
+    assert other.summary.kinds.pop("map") > one.summary.kinds.pop("map")
+    assert other.summary.kinds == one.summary.kinds
+
+
 def test_convert_says_what_it_leaves_out(tmp_path):
     path = tmp_path / "touches.txt"
     table = json.loads(svm("convert", LOG, path, "--to", "access-list", "--json")[0])

@@ -164,13 +164,16 @@ def _write(source: Trace, dst: str, target: str) -> Written:
 
 
 def _arrays(source: Trace, target: str) -> Iterator[Records]:
-    """The mappings as records, where the format can say them and the trace does not, then all."""
+    """The mappings as records, where the format can say them and no record does, then all."""
     chunks = source.chunks()
     if Kind.MAP in _HOLDS[target]:
         mappings = source.mappings()
         first = next(chunks, None)
         if first is not None:
-            if "map" not in source.summary.kinds:
+            if "map" in source.summary.kinds:
+                # Records name the others already.
+                mappings = [mapping for mapping in mappings if mapping.name.startswith("touched")]
+            if mappings:
                 maps = map_records(mappings)
                 # They are there when the trace begins, not at the zero of its clock.
                 maps["t_ns"] = first["t_ns"][0]
