@@ -55,6 +55,9 @@ _ON_CHIP = ("LDS", "STS", "ATOMS", "LDSM", "STSM", "LDL", "STL", "LDC", "LDCU")
 #: Kernel names that are kept: they serve labels in reports.
 _NAMES = 1 << 20
 
+#: Opcodes that are kept; a GPU has some hundreds.
+_OPCODES = 4096
+
 _Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
@@ -309,7 +312,7 @@ class _Kernel:
         elif key == b"grid dim":
             match = _GRID.fullmatch(value)
             self.grid = int(match[1]) * int(match[2]) * int(match[3]) if match else 0
-        elif key in (b"shmem base_addr", b"local mem base_addr"):
+        elif key.replace(b"_", b" ") in (b"shmem base addr", b"local mem base addr"):
             self.windows.append(int(value, 16))
 
     def _instruction(self, parts: list[bytes]) -> None:
@@ -353,7 +356,8 @@ class _Kernel:
                 if word.startswith(("ATOM", "RED"))
                 else Access.UNKNOWN
             )
-            self.opcodes[opcode] = code
+            if len(self.opcodes) < _OPCODES:
+                self.opcodes[opcode] = code
         return code
 
     def _touch(self, addresses: range | list[int], width: int, access: int) -> None:

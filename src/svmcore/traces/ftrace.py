@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from ._text import DEC, GAP, HEX, TEXT, LineForm
-from .base import Summary, TextTrace, TraceKind, head_lines, register, share
-from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, WORDS, FastForm, FaultParser
+from .base import Summary, register
+from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, CpuFaultTrace, FastForm, FaultParser
 
 __all__ = ["FtraceTrace"]
 
@@ -37,7 +37,7 @@ _EXPECTED = "'TASK-PID [CPU] FLAGS TIME: page_fault_user: address=... ip=... err
 
 
 @register
-class FtraceTrace(TextTrace):
+class FtraceTrace(CpuFaultTrace):
     """Page faults of the CPU, records as of the tracepoints in :mod:`.perf_script`.
 
     ``CPU:n [LOST n EVENTS]`` becomes a DROPPED record at the time of the event
@@ -53,19 +53,7 @@ class FtraceTrace(TextTrace):
     format = "ftrace"
     description = "page faults of the CPU in ftrace's text"
 
-    @property
-    def kind(self) -> TraceKind:
-        """Always ``"fault"``."""
-        return "fault"
-
-    @classmethod
-    def sniff(cls, head: bytes) -> float:
-        """Share of page faults; other events count little."""
-        if not any(word in head for word in WORDS):
-            return 0.0  # the patterns cost time
-        return share(
-            head_lines(head), (_FAULT, 0.95), (_MIGRATE, 0.9), (_LOST, 0.9), (_OTHER, 0.15)
-        )
+    weights = ((_FAULT, 0.95), (_MIGRATE, 0.9), (_LOST, 0.9), (_OTHER, 0.15))
 
     def _parser(self, summary: Summary) -> _Parser:
         return _Parser(self.path, summary)

@@ -27,7 +27,7 @@ __all__ = [
     "MIGRATED",
     "PAYLOAD",
     "TIME",
-    "WORDS",
+    "CpuFaultTrace",
     "FastForm",
     "FaultParser",
     "PerfScriptTrace",
@@ -35,7 +35,7 @@ __all__ = [
 
 # Whatever compiled code reads below, these read as well.
 #: One of them is in every line that counts for recognition.
-WORDS = (b"fault", b"mm_migrate_pages")
+_WORDS = (b"fault", b"mm_migrate_pages")
 #: Payload of the tracepoints; the address may be printed as a symbol.
 PAYLOAD = (
     rb"address=(?:0x([0-9a-fA-F]{1,16})|([^ ]*)) ip=[^ ]*"
@@ -262,8 +262,27 @@ class FaultParser(abc.ABC):
         return np.zeros(0, RECORD)
 
 
+class CpuFaultTrace(TextTrace):
+    """Text with page faults of the CPU, in any of its forms."""
+
+    #: Patterns of lines and what each tells for recognition.
+    weights: ClassVar[tuple[tuple[re.Pattern[bytes], float], ...]]
+
+    @property
+    def kind(self) -> TraceKind:
+        """Always ``"fault"``."""
+        return "fault"
+
+    @classmethod
+    def sniff(cls, head: bytes) -> float:
+        """Share of page faults; other events count little."""
+        if not any(word in head for word in _WORDS):
+            return 0.0  # the patterns cost time
+        return share(head_lines(head), *cls.weights)
+
+
 @register
-class PerfScriptTrace(TextTrace):
+class PerfScriptTrace(CpuFaultTrace):
     """Page faults of the CPU.
 
     Records are of kind FAULT by the CPU, one page, the page of the byte address.
@@ -287,24 +306,13 @@ class PerfScriptTrace(TextTrace):
     format = "perf-script"
     description = "page faults of the CPU as perf script prints them"
 
-    @property
-    def kind(self) -> TraceKind:
-        """Always ``"fault"``."""
-        return "fault"
-
-    @classmethod
-    def sniff(cls, head: bytes) -> float:
-        """Share of page faults; other events count little."""
-        if not any(word in head for word in WORDS):
-            return 0.0  # the patterns cost time
-        return share(
-            head_lines(head),
-            (_FAULT, 0.95),
-            (_TRACEPOINT, 0.95),
-            (_MIGRATE, 0.9),
-            (_LOST, 0.3),
-            (_OTHER, 0.1),
-        )
+    weights = (
+        (_FAULT, 0.95),
+        (_TRACEPOINT, 0.95),
+        (_MIGRATE, 0.9),
+        (_LOST, 0.3),
+        (_OTHER, 0.1),
+    )
 
     def _parser(self, summary: Summary) -> _Parser:
         return _Parser(self.path, summary)
