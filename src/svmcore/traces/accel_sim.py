@@ -91,6 +91,7 @@ class AccelSimTrace(Trace):
 
     format = "accel-sim"
     description = "Accel-Sim kernelslist.g with its kernel traces, or one kernel trace"
+    beyond_records = ("thread blocks and warps", "instructions", "bytes inside a page")
 
     _files: dict[str, str] | None = None
     _names: dict[int, str] | None = None

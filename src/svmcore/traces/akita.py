@@ -50,6 +50,7 @@ class AkitaTrace(SqliteTrace):
 
     format = "akita"
     description = "Akita/MGPUSim -trace-mem SQLite: transactions of a simulated memory"
+    beyond_records = ("components", "ends of transactions", "ids and tags")
 
     @property
     def kind(self) -> TraceKind:

@@ -58,6 +58,7 @@ class ChunkTrace(TextTrace):
 
     format = "chunk-trace"
     description = "gpu_ext chunk trace of the nvidia-uvm driver, CSV"
+    beyond_records = ("process ids", "addresses of chunks, blocks and spaces", "CPU cores")
 
     _blocks: Spans | None = None
 

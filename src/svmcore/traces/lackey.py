@@ -59,6 +59,7 @@ class LackeyTrace(TextTrace):
 
     format = "lackey"
     description = "valgrind --tool=lackey --trace-mem=yes: touches of a program on the CPU"
+    beyond_records = ("whether a write reads first",)
 
     @property
     def kind(self) -> TraceKind:

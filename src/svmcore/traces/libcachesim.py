@@ -66,6 +66,7 @@ class LibCacheSimCsvTrace(TextTrace):
 
     format = "libcachesim-csv"
     description = "libCacheSim block requests, version,time,op,size,lbn"
+    beyond_records = ("versions",)
 
     @property
     def kind(self) -> TraceKind:
@@ -154,6 +155,8 @@ class _Clock:
 
 class _OracleTrace(FixedTrace):
     """The packed formats: the same but for what stands before the last field."""
+
+    beyond_records = ("next requests",)
 
     @property
     def kind(self) -> TraceKind:

@@ -161,6 +161,12 @@ class NsysTrace(SqliteTrace):
 
     format = "nsys"
     description = "Nsight Systems SQLite export: unified-memory faults and migrations"
+    beyond_records = (
+        "process ids",
+        "code of CPU faults",
+        "streams and contexts",
+        "explicit copies",
+    )
 
     @property
     def kind(self) -> TraceKind:

@@ -265,6 +265,13 @@ class FaultParser(abc.ABC):
 class CpuFaultTrace(TextTrace):
     """Text with page faults of the CPU, in any of its forms."""
 
+    beyond_records = (
+        "task names",
+        "process and thread ids",
+        "instruction addresses",
+        "bytes inside a page",
+    )
+
     #: Patterns of lines and what each tells for recognition.
     weights: ClassVar[tuple[tuple[re.Pattern[bytes], float], ...]]
 

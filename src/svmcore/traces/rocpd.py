@@ -54,6 +54,7 @@ class RocpdTrace(SqliteTrace):
 
     format = "rocpd"
     description = "rocpd SQLite of rocprofv3: KFD page faults, migrations, queue events"
+    beyond_records = ("prefetch and preferred locations", "process ids", "other events")
 
     @property
     def kind(self) -> TraceKind:

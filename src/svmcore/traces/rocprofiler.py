@@ -206,6 +206,7 @@ class RocprofilerTrace(Trace):
 
     format = "rocprofiler-json"
     description = "rocprofiler-sdk JSON: KFD page faults, migrations, queue events"
+    beyond_records = ("prefetch and preferred locations", "process ids")
 
     @property
     def kind(self) -> TraceKind:

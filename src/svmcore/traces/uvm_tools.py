@@ -46,6 +46,12 @@ _MANY = 900
 class _ToolsTrace(FixedTrace):
     """Either layout."""
 
+    beyond_records = (
+        "fault types, clients and times of the GPU",
+        "process and thread ids",
+        "range groups",
+    )
+
     version: ClassVar[int]
 
     @property
