@@ -145,11 +145,13 @@ def test_unknown_arrays_and_kinds_are_counted(tmp_path):
     table = {
         "kfd_new_thing_records": [{"timestamp": 1}],
         "kfd_page_fault_records": [fault()],
-        "kfd_queue_events": [{"timestamp": 2}],
+        "kfd_queue_events": [{"start_timestamp": 2, "end_timestamp": 1}],
+        "kfd_queue_records": [{"timestamp": 2, "agent_id": 4}],
     }
     trace = of_json(tmp_path, table)
-    assert len(rows(trace)) == 2
-    assert (trace.summary.unknown, trace.summary.counts) == (2, {"single_events": 1})
+    assert len(rows(trace)) == 3
+    assert (trace.summary.read, trace.summary.repaired, trace.summary.unknown) == (2, 0, 2)
+    assert trace.summary.counts == {"clock_back": 1, "single_events": 1}
 
 
 @pytest.mark.parametrize("piece", [7, 64, 1000])

@@ -225,14 +225,14 @@ class RocprofilerTrace(Trace):
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
         rows = KfdRows(summary)
-        places: list[str] = []
-        summary.lines = 0
+        places: list[tuple[str, int]] = []
+        back = 0
         for element in _Elements(self.path, source):
             if element.array == _AGENTS:
                 _describe(rows.agents, element.value)
                 continue
             summary.lines += 1
-            before, back = len(rows.rows), summary.counts.get("clock_back", 0)
+            before = len(rows.rows)
             try:
                 known = _add(rows, element)
             except NotARecordError as error:
@@ -243,7 +243,8 @@ class RocprofilerTrace(Trace):
                 summary.repaired += 1
             else:
                 summary.read += 1
-            places += [element.place] * (len(rows.rows) - before)
+            back = summary.counts.get("clock_back", 0)
+            places += [element[:2]] * (len(rows.rows) - before)
             if len(places) >= CHUNK:
                 yield self._checked(rows.take(), places)
         if places:
@@ -251,8 +252,8 @@ class RocprofilerTrace(Trace):
         if single := summary.counts.get("single_events"):
             summary.notes.append(SINGLE_NOTE.format(single))
 
-    def _checked(self, records: Records, places: list[str]) -> Records:
-        check_records(records, self.path, places.__getitem__)
+    def _checked(self, records: Records, places: list[tuple[str, int]]) -> Records:
+        check_records(records, self.path, lambda i: "{}[{}]".format(*places[i]))
         places.clear()
         return records
 
@@ -411,10 +412,10 @@ def _number(table: dict[str, Any], *names: str, otherwise: int | None = None) ->
         value = table.get(name)
         if isinstance(value, dict):  # an agent's handle
             value = value.get("handle")
-        if value is not None:
-            if type(value) is not int:
-                raise NotARecordError(f"{name} {value!r:.60}: expected an integer")
+        if type(value) is int:
             return value
+        if value is not None:
+            raise NotARecordError(f"{name} {value!r:.60}: expected an integer")
     if otherwise is None:
         raise NotARecordError(f"no {' or '.join(names)}: expected an integer")
     return otherwise
