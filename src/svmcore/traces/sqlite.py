@@ -65,7 +65,10 @@ class Database:
         self.connection = connection
         #: Columns of each table, in order; views are left out.
         self.tables: dict[str, list[str]] = {}
-        named = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        named = (
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND typeof(name) = 'text' "
+            "ORDER BY name"
+        )
         for (name,) in connection.execute(named).fetchall():
             table = name.decode("utf-8", "replace")
             columns = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
