@@ -69,7 +69,7 @@ class _ToolsTrace(FixedTrace):
         # An event of a newer driver is read past, but is no sign of a queue.
         if done < whole or not placed or rows < whole - int(counts[0]):
             return 0.0
-        sure = 0.5 + 0.1 * min(4, placed)
+        sure = 0.1 + 0.2 * min(4, placed)
         return sure / 2 if rest and whole < _MANY else sure
 
     def _decoder(self, summary: Summary) -> _Decoder:
