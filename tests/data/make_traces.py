@@ -232,6 +232,28 @@ def oracle(path: Path, form: str) -> None:
     path.write_bytes(b"".join(rows))
 
 
+def binary(path: Path, mode: int) -> None:
+    """Binary fault log: a range, three faults, a prefetched and an evicted page."""
+    rows = [  # type, page, access
+        (0, BASE, 1),
+        (0, BASE + 0x1000, 2),
+        (1, BASE + 0x2000, 0),
+        (0, BASE + BLOCK, 3),
+        (2, BASE, 0),
+    ]
+    if mode:
+        words = [3 << 56 | BASE, 0x4000, *(kind << 56 | page for kind, page, _ in rows)]
+        body = struct.pack(f"<{len(words)}Q", *words)
+    else:
+        entry = struct.Struct("<QQH12B2x")
+        body = entry.pack(BASE, 0x4000, 0, *[0] * 11, 3)
+        for number, (kind, page, access) in enumerate(rows):
+            time = 1000 + number if kind == 0 else 0
+            fields = [1, access, 2, 1, 0, 0, 127, 1, 0, 1, 63]
+            body += entry.pack(page, time, 1, *fields, kind)
+    path.write_bytes(bytes([mode, 5]) + b"node7" + body)
+
+
 def main(folder: str) -> None:
     """Write all of them."""
     out = Path(folder)
@@ -240,6 +262,8 @@ def main(folder: str) -> None:
     akita(out / "akita.sqlite")
     tools(out / "uvm_tools_v1.dat", 1)
     tools(out / "uvm_tools_v2.dat", 2)
+    binary(out / "uvm_binary_0.dat", 0)
+    binary(out / "uvm_binary_1.dat", 1)
     oracle(out / "oracle_general.dat", "IQIq")
     oracle(out / "oracle_general_opns.dat", "IQIBHq")
 

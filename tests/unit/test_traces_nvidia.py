@@ -470,3 +470,92 @@ def test_made_up_chunk_trace(shared):
     trace = open_trace(shared / "data/made-up/chunk_trace.csv")
     assert trace.mappings() == [Mapping(0x7FB144000000, BLOCK, "block0")]
     assert trace.summary.kinds == {"fault": 1, "evict": 1, "other": 1}
+
+
+# ---- binary fault logs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_binary_log(mode):
+    trace = open_trace(DATA / f"uvm_binary_{mode}.dat")
+    times = (0, 1000, 1001, 1001, 1003, 1003) if mode == 0 else (0,) * 6
+    access = (NONE, Access.READ, Access.WRITE, NONE, Access.ATOMIC, NONE)
+    access = access if mode == 0 else (NONE,) * 6
+    expected = [
+        (BASE, 0x4000, Kind.MAP, U),
+        (BASE, 4096, Kind.FAULT, U),
+        (BASE + 4096, 4096, Kind.FAULT, U),
+        (BASE + 8192, 4096, Kind.MIGRATE, CPU),
+        (BASE + BLOCK, 4096, Kind.FAULT, U),
+        (BASE, 4096, Kind.EVICT, U),
+    ]
+    assert rows(trace) == [
+        (t, addr, size, 0, 0, kind, proc, how, U)
+        for t, how, (addr, size, kind, proc) in zip(times, access, expected, strict=True)
+    ]
+    assert trace.mappings() == [
+        Mapping(BASE, 0x4000, "range0"),
+        Mapping(BASE + BLOCK, 4096, "touched0"),
+    ]
+    assert adds_up(trace)
+
+
+def binary(tmp_path, mode, body, name=b"node7"):
+    path = tmp_path / "t"
+    path.write_bytes(bytes([mode, len(name)]) + name + body)
+    return open_trace(path, format="uvm-binary")
+
+
+def raw(kind=0, addr=BASE, time=5, access=1):
+    return struct.pack("<QQH12B2x", addr, time, 1, 1, access, *[0] * 9, kind)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (raw(access=5), "access of 0 to 4"),
+        (raw(time=1 << 63), "time below"),
+        (raw(3, time=0), "range of 1 byte"),
+        (raw(3, addr=(1 << 64) - 1, time=2), "range of 1 byte"),
+    ],
+)
+def test_bad_binary_entries_are_refused_by_number(tmp_path, bad, reason):
+    with pytest.raises(TraceError, match=reason) as caught:
+        rows(binary(tmp_path, 0, raw() + bad))
+    assert caught.value.where == "entry 1"
+
+
+def test_unknown_and_cut_binary_entries(tmp_path):
+    trace = binary(tmp_path, 0, raw() + raw(9) + raw()[:31])
+    assert len(rows(trace)) == 1
+    s = trace.summary
+    assert (s.lines, s.read, s.unknown, s.refused) == (3, 1, 1, 1)
+    trace = binary(tmp_path, 1, struct.pack("<3Q", BASE, 7 << 56, 3 << 56 | BASE))
+    assert len(rows(trace)) == 1
+    s = trace.summary
+    assert (s.lines, s.read, s.unknown, s.refused) == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize("name", [b"", b"\xff\xfe", b"a\nb"])
+def test_a_host_without_a_name_is_refused(tmp_path, name):
+    with pytest.raises(TraceError, match="expected mode 0 or 1, a length and a host's name"):
+        rows(binary(tmp_path, 0, raw(), name))
+
+
+def test_ranges_across_blocks_of_words(tmp_path):
+    # A length that looks like a range is none.
+    pair = [3 << 56 | BASE, 3 << 56]
+    words = [BASE] * 65535 + pair + [BASE + 4096] + pair
+    trace = binary(tmp_path, 1, struct.pack(f"<{len(words)}Q", *words))
+    found = rows(trace)
+    assert [row[5] for row in found[-3:]] == [Kind.MAP, Kind.FAULT, Kind.MAP]
+    assert len(found) == 65538
+    assert trace.summary.read == trace.summary.lines == len(words)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_made_up_binary_logs(shared, mode):
+    trace = open_trace(shared / f"data/made-up/hpcs_mode{mode}.bin")
+    assert (trace.format, trace.confidence) == ("uvm-binary", 0.9)
+    assert trace.summary.kinds == {"map": 1, "fault": 4, "migrate": 12, "evict": 1}
+    assert trace.mappings() == [Mapping(0x7FB144000000, 4 << 20, "range0")]

@@ -49,6 +49,8 @@ SAMPLES = {
     "rocpd.sqlite": ("rocpd", "fault"),
     "rocprof_new.json": ("rocprofiler-json", "fault"),
     "rocprof_old.json": ("rocprofiler-json", "fault"),
+    "uvm_binary_0.dat": ("uvm-binary", "fault"),
+    "uvm_binary_1.dat": ("uvm-binary", "fault"),
     "uvm_tools_v1.dat": ("uvm-tools-v1", "fault"),
     "uvm_tools_v2.dat": ("uvm-tools-v2", "fault"),
 }

@@ -14,7 +14,7 @@ from ..records import RECORD
 from .base import CHUNK, Records, Summary, Trace
 from .opening import Source
 
-__all__ = ["LAST_FIELDS", "Decoder", "Entries", "FixedTrace", "last_fields"]
+__all__ = ["LAST_FIELDS", "Decoder", "Entries", "FixedTrace", "decoded", "last_fields"]
 
 #: An array of entries, shape (n,), of the format's own dtype.
 Entries = npt.NDArray[np.void]
@@ -56,26 +56,28 @@ class FixedTrace(Trace):
         """A decoder at the beginning of the file."""
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
-        decoder = self._decoder(summary)
-        size = self.entry.itemsize
-        entries = np.empty(CHUNK, self.entry)
-        raw = entries.view("u1")
-        first, rest, filled = 0, 0, len(raw)
-        while filled == len(raw):
-            filled = source.readinto(raw)
-            whole, rest = divmod(filled, size)
-            if whole:
-                summary.lines += whole
-                yield decoder.feed(entries[:whole], first)
-                first += whole
-        if rest:
-            if not first:
-                raise TraceError(
-                    self.path, "byte 0", f"{rest} bytes: expected entries of {size} bytes"
-                )
-            summary.lines += 1
-            summary.refused += 1
-            summary.notes.append(
-                f"entry {first} is cut off ({rest} of {size} bytes) and was left out"
-            )
-        decoder.end()
+        yield from decoded(self.path, source, self.entry, self._decoder(summary), summary)
+
+
+def decoded(
+    path: str, source: Source, entry: np.dtype[Any], decoder: Decoder, summary: Summary
+) -> Iterator[Records]:
+    """Records of the entries that are left of *source*; see :class:`FixedTrace`."""
+    size = entry.itemsize
+    entries = np.empty(CHUNK, entry)
+    raw = entries.view("u1")
+    first, rest, filled = 0, 0, len(raw)
+    while filled == len(raw):
+        filled = source.readinto(raw)
+        whole, rest = divmod(filled, size)
+        if whole:
+            summary.lines += whole
+            yield decoder.feed(entries[:whole], first)
+            first += whole
+    if rest:
+        if not first:
+            raise TraceError(path, "byte 0", f"{rest} bytes: expected entries of {size} bytes")
+        summary.lines += 1
+        summary.refused += 1
+        summary.notes.append(f"entry {first} is cut off ({rest} of {size} bytes) and was left out")
+    decoder.end()
