@@ -79,10 +79,11 @@ def modelled_events(
     Examples
     --------
     >>> import numpy as np
+    >>> from svmcore.events import modelled_events
     >>> from svmcore.records import RECORD, Kind
     >>> touches = np.zeros(1, RECORD)
     >>> touches["addr"], touches["size"], touches["proc"] = 0x200000, 4 << 20, 1
-    >>> found = np.concatenate(list(modelled_events(touches, Space("gpu-80g"))))
+    >>> found = np.concatenate(list(modelled_events(touches, svmcore.Space("gpu-80g"))))
     >>> [(Kind(row["kind"]).name, hex(row["addr"]), int(row["size"])) for row in found[:3]]
     [('FAULT', '0x200000', 4096), ('MIGRATE', '0x200000', 2097152), ('FAULT_END', '0x200000', 4096)]
     """
