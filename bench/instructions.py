@@ -142,6 +142,22 @@ def run(n):
     replay_chunk(space.process, faults[:n], out[:n], raw=True)
 """,
     ),
+    # A launch of one of four host threads, one locked block, on the calibrated machine.
+    "stack_launch": Case(
+        20_000,
+        """
+import numpy as np
+from svmcore.stacks import LaunchTrace, launch_costs, replay
+from svmcore.stacks.trace import RECORD
+costs = launch_costs("h200")
+records = np.zeros(20_000, RECORD)
+records["thread"] = np.arange(20_000) % 4
+records["size"], records["kernel_ns"] = 8 << 20, 50_000
+def run(n):
+    trace = LaunchTrace(records[: n or 4], threads=(0, 1, 2, 3))
+    replay(trace, "locked_block", costs=costs, capacity=1 << 40)
+""",
+    ),
     # A UVM fault that hits resident memory: it is mapped where it is.
     "uvm_fault": Case(
         10_000,

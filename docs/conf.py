@@ -30,7 +30,7 @@ warnings.filterwarnings("ignore", message="Unknown section (Complexity|Source|Th
 # Private names of ours, such as type variables, have no page.
 nitpick_ignore_regex = [(r"py:.*", r"(?!svmcore\.).*"), (r"py:.*", r"svmcore\..*\._\w+")]
 # Examples in docstrings use the public names as their own module does.
-doctest_global_setup = "import svmcore\nfrom svmcore import *"
+doctest_global_setup = "import svmcore.stacks\nfrom svmcore import *"
 
 
 class ModulesDirective(SphinxDirective):

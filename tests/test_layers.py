@@ -30,19 +30,9 @@ FLOORS = [
     ["_faults"],
     ["_process"],
     ["policies"],
-    ["engine", "reference", "reference_uvm", "_replay", "_tally", "_capi"],
-    [
-        "replay",
-        "result",
-        "plans",
-        "managed",
-        "checkpoint",
-        "stacks",
-        "_stacks",
-        "conformance",
-        "conformance_uvm",
-    ],
-    ["report", "sweep", "sweep_dask", "compare", "tune"],
+    ["engine", "reference", "_replay", "_tally", "_capi"],
+    ["replay", "result", "plans", "managed", "checkpoint", "stacks", "_stacks", "conformance"],
+    ["report", "events", "sweep", "sweep_dask", "compare", "tune"],
     [""],  # the package itself: it gathers the public names
     ["cli", "__main__"],
 ]

@@ -98,18 +98,22 @@ def run_file(path: str | Path, *, reference: bool = False) -> Report:
     from . import conformance_uvm as uvm
     from .checkpoint import vectors as checkpoint
     from .managed import vectors as managed
+    from .stacks import vectors as softstack
 
     document = _document(text)
     if isinstance(document, dict) and document.keys() >= uvm.KEYS:
         return _run_uvm(str(path), document, reference=reference)
     if checkpoint.recognised(document):
         return _run_checkpoint(str(path), document)
+    if softstack.recognised(document):
+        return _run_softstack(str(path), document, reference=reference)
     if managed.is_case_file(document):
         return _run_managed(str(path), document)
     raise InvalidArgumentError(
         f'{path}: line 1: expected a vector file, a first line with "format": "{_FORMAT}", '
         "an object with coalescing, prefetch, residency and thrashing, "
-        "a table of checkpoint transitions, or one JSON object of cases of managed memory"
+        "a table of checkpoint transitions, launch-stack cases, or one JSON object of cases of "
+        "managed memory"
     )
 
 
@@ -168,6 +172,23 @@ def _run_managed(path: str, table: dict[str, Any]) -> Report:
                     f"{path}: case {name}: expected steps and outputs of managed memory: {error!r}"
                 ) from error
             report.add(f"{name} {mode}", found)
+    return report
+
+
+# ---- launch stacks -----------------------------------------------------------------------
+
+
+def _run_softstack(path: str, table: dict[str, Any], *, reference: bool) -> Report:
+    from .stacks import vectors as softstack
+
+    report = Report(path)
+    try:
+        for label, differences in softstack.run_cases(table, reference=reference):
+            report.add(label, differences)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgumentError(f"{path}: expected softstack cases: {error!r}") from error
     return report
 
 

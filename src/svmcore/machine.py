@@ -237,7 +237,7 @@ def preset_names() -> list[str]:
 
 
 def _machine_of(table: dict[str, Any], where: str) -> Machine:
-    _known(table, ("name", "gpu", "costs"), where)
+    _known(table, ("name", "gpu", "costs", "launch"), where)  # [launch]: svmcore.stacks.costs
     gpus: list[Gpu] = []
     entries = _need(table, "gpu", where)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -15,7 +15,7 @@ from svmcore import cli
 from svmcore.cli import common
 
 FULL = Path("/dev/full")
-LISTED = "access-list, arrow, csv, kfd-smi, npy, parquet, uvm-log, workload-csv"
+LISTED = "access-list, arrow, csv, hsa-svm-profile, kfd-smi, npy, parquet, uvm-log, workload-csv"
 
 
 def refused(*args, cwd=None, status=2):
@@ -169,7 +169,7 @@ def test_a_processor_that_the_machine_lacks(tmp_path):
 
 def test_commands():
     assert (
-        "expected one of bench, checkpoint, conformance, convert, demo, inspect, replay"
+        "expected one of bench, checkpoint, conformance, convert, demo, diff, inspect, replay"
         in refused("replya")
     )
     assert "Missing argument 'TRACE': expected svmcore replay" in refused("replay")

@@ -99,12 +99,28 @@ def test_convert_keeps_records_and_mappings(tmp_path, target):
     assert np.array_equal(records(again), there)
 
 
+@pytest.mark.parametrize("sample", ["accel_sim/kernelslist.g", "traces/nsys.sqlite"])
+def test_convert_keeps_mappings_that_records_name_only_in_part(tmp_path, sample):
+    source, path = DATA.parent / sample, tmp_path / "out.npy"
+    svm("convert", source, path)
+    one, other = svmcore.open_trace(source), svmcore.open_trace(path)
+    spans = [sorted(m[:2] for m in trace.mappings()) for trace in (one, other)]
+    assert spans[0] == spans[1]
+    assert other.summary.kinds.pop("map") > one.summary.kinds.pop("map")
+    assert other.summary.kinds == one.summary.kinds
+
+
 def test_convert_says_what_it_leaves_out(tmp_path):
     path = tmp_path / "touches.txt"
     table = json.loads(svm("convert", LOG, path, "--to", "access-list", "--json")[0])
     assert table["records"] == 96
     assert table["left_out"] == {"batch": 6}
-    assert table["not_kept"] == ["mappings", "times"]
+    assert table["not_kept"] == [
+        "mappings",
+        "fault type, client and engine of each fault",
+        "columns of the batch log",
+        "times",
+    ]
     out, _ = svm("convert", LOG, path, "--to", "access-list", "--force")
     assert "left out: 6 batch; access-list has no line for them" in out
 
@@ -141,7 +157,8 @@ def test_kfd_smi_keeps_gpu_ids_and_no_process(tmp_path):
     table = json.loads(
         svm("convert", DATA / "kfd_old.txt", tmp_path / "x", "--to", "kfd-smi", "--json")[0]
     )
-    assert table["not_kept"] == ["mappings", "process ids"]
+    lost = ["mappings", "prefetch and preferred locations", "task names", "process ids"]
+    assert table["not_kept"] == lost
 
 
 def test_a_trace_of_which_nothing_can_be_said_is_refused(tmp_path):

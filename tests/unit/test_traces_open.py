@@ -7,7 +7,6 @@ import itertools
 import lzma
 import sys
 import tracemalloc
-import types
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ SAMPLES = {
     "kfd_old.txt": ("kfd-smi", "fault"),
     "kfd_glued.txt": ("kfd-smi", "fault"),
     "kfd_nul.bin": ("kfd-smi", "fault"),
+    "hsa_profile.txt": ("hsa-svm-profile", "fault"),
     "uvm.kmsg": ("uvm-log", "fault"),
     "uvm_bare.txt": ("uvm-log", "fault"),
     "workload.csv": ("workload-csv", "access"),
@@ -35,8 +35,28 @@ SAMPLES = {
     "records.npy": ("npy", "fault"),
     "records.parquet": ("parquet", "fault"),
     "records.arrow": ("arrow", "fault"),
+    "akita.sqlite": ("akita", "access"),
+    "chunk_trace.csv": ("chunk-trace", "fault"),
+    "chunk_trace_ns.csv": ("chunk-trace", "fault"),
+    "ftrace.txt": ("ftrace", "fault"),
+    "kernel.traceg": ("accel-sim", "access"),
+    "lackey.txt": ("lackey", "access"),
+    "libcachesim.csv": ("libcachesim-csv", "access"),
+    "nsys.sqlite": ("nsys", "fault"),
+    "oracle_general.dat": ("oracle-general", "access"),
+    "oracle_general_opns.dat": ("oracle-general-opns", "access"),
+    "perf.txt": ("perf-script", "fault"),
+    "rocpd.sqlite": ("rocpd", "fault"),
+    "rocprof_new.json": ("rocprofiler-json", "fault"),
+    "rocprof_old.json": ("rocprofiler-json", "fault"),
+    "uvm_binary_0.dat": ("uvm-binary", "fault"),
+    "uvm_binary_1.dat": ("uvm-binary", "fault"),
+    "uvm_tools_v1.dat": ("uvm-tools-v1", "fault"),
+    "uvm_tools_v2.dat": ("uvm-tools-v2", "fault"),
 }
-BINARY = (".npy", ".parquet", ".arrow", ".bin")
+#: Samples whose records are no lines.
+NO_LINES = (".npy", ".parquet", ".arrow", ".sqlite", ".dat", ".json")
+BINARY = (*NO_LINES, ".bin")
 
 
 def records_of(trace, n=65536):
@@ -63,7 +83,7 @@ def test_lines_add_up(name):
     trace = open_trace(DATA / name)
     s = trace.summary
     assert s.read + s.repaired + s.refused + s.unknown + s.metadata + s.comments == s.lines
-    if not name.endswith(BINARY[:3]):
+    if not name.endswith(NO_LINES):
         assert s.lines == (DATA / name).read_bytes().count(b"\n")
     assert s.bytes == trace.nbytes == (DATA / name).stat().st_size
     assert s.records == len(records_of(trace)) == sum(s.kinds.values())
@@ -132,6 +152,24 @@ def test_digest_covers_bytes_behind_the_compressed_stream(tmp_path):
     assert trace.digest == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("form", ["access-list", "arrow"])
+def test_content_that_grows_beyond_any_trace_is_refused(tmp_path, monkeypatch, form, compress):
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_RATIO", 100)
+    text = b"0x1000,4096\n" * 200_000
+    path = tmp_path / "t"
+    path.write_bytes(compress(text if form == "access-list" else b"ARROW1\0\0" + bytes(3 << 20)))
+    with pytest.raises(TraceError, match="bytes came out of them: expected compressed data"):
+        list(open_trace(path, format=form).chunks())
+
+
+def test_plain_content_of_any_size_is_no_bomb(tmp_path, monkeypatch):
+    monkeypatch.setattr("svmcore.traces.opening.BOMB_BYTES", 0)
+    assert len(records_of(open_trace(DATA / "touches.txt"))) == 5
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has its own")
 def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = tmp_path / "t.zst"
@@ -140,28 +178,26 @@ def test_zstandard_without_its_package_says_what_is_missing(tmp_path, monkeypatc
         open_trace(path)
 
 
-def test_zstandard_with_its_package(tmp_path, monkeypatch):
-    class Reader(io.RawIOBase):  # a stand-in: the magic, then the content as it is
-        def __init__(self, file):
-            self.file = file
-            file.read(4)
+def test_zstandard_reads_alike(tmp_path):
+    if sys.version_info >= (3, 14):
+        from compression import zstd
 
-        def readable(self):
-            return True
-
-        def readinto(self, buffer):
-            return self.file.readinto(buffer)
-
-    class Decompressor:
-        def stream_reader(self, file, read_across_frames):
-            assert read_across_frames
-            return Reader(file)
-
-    stand_in = types.SimpleNamespace(ZstdDecompressor=Decompressor, ZstdError=ValueError)
-    monkeypatch.setitem(sys.modules, "zstandard", stand_in)
+        compress = zstd.compress
+    else:
+        compress = pytest.importorskip("zstandard").compress
     path = tmp_path / "t.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + (DATA / "touches.txt").read_bytes())
-    assert len(records_of(open_trace(path))) == 5
+    path.write_bytes(compress((DATA / "kfd_new.txt").read_bytes()) * 2)
+    twice = tmp_path / "plain"
+    twice.write_bytes((DATA / "kfd_new.txt").read_bytes() * 2)
+    assert np.array_equal(records_of(open_trace(path)), records_of(open_trace(twice)))
+    whole = path.read_bytes()
+    for length in (len(whole) - 1, len(whole) // 2 + 7, 9):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match=r"damaged compressed data|empty"):
+            records_of(open_trace(path))
+    path.write_bytes(whole + b"\x55" * 40)
+    with pytest.raises(TraceError, match="damaged compressed data"):
+        records_of(open_trace(path))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +317,7 @@ def test_huge_line_is_refused(tmp_path, form, newline):
 
 
 def test_unknown_format_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="access-list, arrow, csv, kfd-smi"):
+    with pytest.raises(InvalidArgumentError, match=r"one of .*access-list.* arrow.* csv.* kfd-smi"):
         open_trace(DATA / "touches.txt", format="excel")
 
 

@@ -42,7 +42,7 @@ def whole(trace):
 
 
 def test_what_is_written_can_be_read():
-    assert set(WRITERS) <= set(formats())
+    assert set(WRITERS) - {"oracle-general"} <= set(formats())
 
 
 @pytest.mark.parametrize("form", ["npy", "csv", "parquet", "arrow"])
@@ -241,3 +241,70 @@ def test_a_trace_can_be_rewritten_over_itself(tmp_path):
     write_records(path, open_trace(path).chunks(1), "npy")
     assert np.array_equal(whole(open_trace(path)), before)
     assert np.array_equal(np.load(path, mmap_mode="r"), before)
+
+
+REQUESTS = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
+
+
+def touch(t_ns, addr, size):
+    return (t_ns, addr, size, 0, 0, Kind.ACCESS, U, NONE, U)
+
+
+def test_requests_of_windows(tmp_path):
+    path = tmp_path / "t"
+    s, m = 10**9, 1 << 20
+    rows = [touch(5 * s, 3 * m, 2 * m), touch(7 * s, 4 * m, 1), touch(8 * s - 1, 2 * m - 1, 1)]
+    assert write_records(path, [np.array(rows, RECORD)], "oracle-general") == (3, {})
+    assert np.fromfile(path, REQUESTS).tolist() == [
+        (0, 512, 2 * m, -1),
+        (0, 1024, 2 * m, 3),
+        (2, 1024, 2 * m, -1),
+        (2, 0, 2 * m, -1),
+    ]
+    write_records(path, [np.array(rows, RECORD)], "oracle-general", granularity=0)
+    assert np.fromfile(path, REQUESTS)["object"].tolist() == [*range(768, 1280), 1024, 511]
+    for granularity in (-1, 20):
+        with pytest.raises(InvalidArgumentError, match="expected 0 to 19"):
+            write_records(path, [], "oracle-general", granularity=granularity)
+
+
+@given(
+    rows=st.lists(
+        st.builds(
+            touch, st.integers(0, 1 << 40), st.integers(0, 40 << 20), st.integers(1, 20 << 20)
+        ),
+        max_size=30,
+    ),
+    cut=st.integers(1, 30),
+)
+def test_next_request_is_that_of_the_object(tmp_path_factory, rows, cut):
+    folder = tmp_path_factory.mktemp("w")
+    array = np.array(rows, RECORD)
+    write_records(folder / "one", [array], "oracle-general")
+    parts = [array[at : at + cut] for at in range(0, len(array), cut)]
+    write_records(folder / "many", parts, "oracle-general")
+    assert (folder / "one").read_bytes() == (folder / "many").read_bytes()
+    requests = np.fromfile(folder / "one", REQUESTS)
+    expected, last = [-1] * len(requests), {}
+    for number, window in enumerate(requests["object"].tolist()):
+        if window in last:
+            expected[last[window]] = number + 1
+        last[window] = number
+    assert requests["next"].tolist() == expected
+    reached = [
+        window << 9
+        for _, addr, size, *_ in rows
+        for window in range(addr >> 21, ((addr + size - 1) >> 21) + 1)
+    ]
+    assert requests["object"].tolist() == reached
+
+
+@pytest.mark.parametrize("form", sorted(WRITERS))
+def test_same_bytes_for_any_chunk(tmp_path, form):
+    trace = open_trace(DATA / "kfd_new.txt")
+    written = set()
+    for n in (1, 3, 65536):
+        path = tmp_path / f"{n}"
+        write_records(path, trace.chunks(n), form)
+        written.add(path.read_bytes())
+    assert len(written) == 1

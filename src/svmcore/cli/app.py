@@ -18,8 +18,10 @@ from .common import CheckFailedError, printable
 from .conformance import conformance
 from .convert import convert
 from .demo import demo
+from .diff import diff
 from .inspect import inspect
 from .replay import replay
+from .stacks import stacks
 
 __all__ = ["run", "svmcore"]
 
@@ -37,7 +39,7 @@ def svmcore() -> None:
     """What does the driver do with this access? A model of GPU shared virtual memory."""
 
 
-for _command in (replay, inspect, convert, conformance, demo, bench, checkpoint):
+for _command in (replay, inspect, convert, diff, stacks, conformance, demo, bench, checkpoint):
     svmcore.add_command(_command)
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +23,7 @@ from ..units import PAGE_MASK, format_size, parse_size
 __all__ = [
     "DEMO",
     "CheckFailedError",
+    "cache_option",
     "emit_json",
     "format_option",
     "json_option",
@@ -85,6 +87,18 @@ def format_option(name: str = "--format") -> Callable[[_F], _F]:
     )
 
 
+def cache_option(function: _F) -> _F:
+    """The option ``--cache``."""
+    return click.option(
+        "cache",
+        "--cache",
+        metavar="DIR",
+        envvar="SVMCORE_CACHE",
+        show_envvar=True,
+        help="Keep the records of a trace in this folder and read them from there the next time.",
+    )(function)
+
+
 def range_option(function: _F) -> _F:
     """The repeatable option ``--range``."""
     return click.option(
@@ -144,6 +158,7 @@ def opened(
     ranges: Iterable[tuple[int, int, str]] = (),
     *,
     doing: str = "reading",
+    cache: str | None = None,
 ) -> Iterator[Trace]:
     """A trace by its path or the word ``demo``, with a progress bar on a terminal.
 
@@ -151,13 +166,15 @@ def opened(
     ----------
     name : str
         A path, or ``demo`` for the trace that ships with the package (a file of
-        that name is ``./demo``).
+        that name is ``./demo``), or several paths with commas between them.
     form : str, optional
         Its format.
     ranges : iterable of (start, size, name)
         Mappings that replace those of the trace.
     doing : str
         What is about to happen, for the line before the bar.
+    cache : str, optional
+        Folder of copies of records.
 
     Raises
     ------
@@ -167,15 +184,18 @@ def opened(
     if not name:
         raise InvalidArgumentError("trace '': expected the name of a file, or demo")
     with contextlib.ExitStack() as stack:
-        path = name
+        path: str | list[str] = name
         if name == DEMO:
             packed = resources.files("svmcore") / "data" / "demo.csv.gz"
             path = str(stack.enter_context(resources.as_file(packed)))
+        elif "," in name and all(name.split(",")) and not Path(name).exists():
+            path = name.split(",")
         if not sys.stderr.isatty():
-            yield open_trace(path, form, ranges)
+            yield open_trace(path, form, ranges, cache=cache)
             return
         bar = _Bar()
-        trace = open_trace(path, form, ranges, progress=bar.move)
+        # With a cache the file is read while it is opened, before a bar can be shown.
+        trace = open_trace(path, form, ranges, progress=bar.move, cache=cache)
         print(
             f"{doing} {printable(name)} ({trace.format}, {format_size(trace.nbytes)})",
             file=sys.stderr,

@@ -12,20 +12,35 @@ import click
 from .. import __version__
 from ..errors import InvalidArgumentError
 from ..records import Kind
+from ..report.perfetto import TELLS, write_perfetto
 from ..report.text import counted
 from ..traces import WRITERS, Trace, Written, map_records, write_records
 from ..traces.base import Records
-from ..traces.kfd_smi import KfdSmiTrace
-from .common import DEMO, emit_json, format_option, json_option, opened, printable, show
+from .common import (
+    DEMO,
+    cache_option,
+    emit_json,
+    format_option,
+    json_option,
+    opened,
+    printable,
+    show,
+)
 
 __all__ = ["convert"]
 
+#: The timeline for viewers; it is a report, nothing reads it back.
+PERFETTO = "perfetto"
+#: Kinds of records that each format can hold.
+_HOLDS = {**WRITERS, PERFETTO: TELLS}
 _BY_SUFFIX = {
     ".npy": "npy",
     ".csv": "csv",
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
+    ".oraclegeneral": "oracle-general",
+    ".json": PERFETTO,
 }
 _PACKED = (".gz", ".xz", ".zst")
 
@@ -37,9 +52,10 @@ _PACKED = (".gz", ".xz", ".zst")
     "to",
     "--to",
     metavar="FORMAT",
-    help=f"One of {', '.join(WRITERS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
+    help=f"One of {', '.join(_HOLDS)}. [default: by the name of DST, {', '.join(_BY_SUFFIX)}]",
 )
 @format_option("--from")
+@cache_option
 @click.option("--force", is_flag=True, help="Replace DST where it is there.")
 @json_option
 def convert(
@@ -47,13 +63,14 @@ def convert(
     dst: str,
     to: str | None,
     form: str | None,
+    cache: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Write the trace SRC, a file or the word demo, as DST; mappings come first, as records."""
     target = _target(dst, to)
     _check_place(src, dst, force)
-    with opened(src, form, doing="converting") as source:
+    with opened(src, form, doing="converting", cache=cache) as source:
         written = _write(source, dst, target)
     lost = _not_kept(source, target)
     notes = [*_changed(source, target), *source.summary.notes]
@@ -129,27 +146,34 @@ def _target(dst: str, to: str | None) -> str:
     target = to or _BY_SUFFIX.get(suffix)
     if target is None:
         raise InvalidArgumentError(
-            f"{dst}: expected --to {'|'.join(WRITERS)}, or a name that ends in "
+            f"{dst}: expected --to {'|'.join(_HOLDS)}, or a name that ends in "
             f"{', '.join(_BY_SUFFIX)}"
         )
-    if target not in WRITERS:
-        raise InvalidArgumentError(f"--to {target}: expected one of {', '.join(WRITERS)}")
+    if target not in _HOLDS:
+        raise InvalidArgumentError(f"--to {target}: expected one of {', '.join(_HOLDS)}")
     return target
 
 
 def _write(source: Trace, dst: str, target: str) -> Written:
-    gpu_ids = source.gpu_ids if isinstance(source, KfdSmiTrace) and target == "kfd-smi" else []
+    if target == PERFETTO:
+        chunks = _arrays(source, target)
+        left_out = write_perfetto(dst, chunks, source.names)
+        return Written(source.summary.records - sum(left_out.values()), left_out)
+    gpu_ids = source.gpu_ids if target == "kfd-smi" else []
     return write_records(dst, _arrays(source, target), target, gpu_ids=gpu_ids)
 
 
 def _arrays(source: Trace, target: str) -> Iterator[Records]:
-    """The mappings as records, where the format can say them and the trace does not, then all."""
+    """The mappings as records, where the format can say them and no record does, then all."""
     chunks = source.chunks()
-    if Kind.MAP in WRITERS[target]:
+    if Kind.MAP in _HOLDS[target]:
         mappings = source.mappings()
         first = next(chunks, None)
         if first is not None:
-            if "map" not in source.summary.kinds:
+            if "map" in source.summary.kinds:
+                # Records name the others already.
+                mappings = [mapping for mapping in mappings if mapping.name.startswith("touched")]
+            if mappings:
                 maps = map_records(mappings)
                 # They are there when the trace begins, not at the zero of its clock.
                 maps["t_ns"] = first["t_ns"][0]
@@ -161,7 +185,7 @@ def _arrays(source: Trace, target: str) -> Iterator[Records]:
 
 def _check_some(source: Trace, target: str) -> None:
     """Refuse a whole trace of which the format can say nothing; the file is not there yet."""
-    said = WRITERS[target]
+    said = _HOLDS[target]
     kinds = source.summary.kinds
     if said == frozenset(Kind) or any(Kind[name.upper()] in said for name in kinds):
         return
@@ -176,28 +200,29 @@ def _check_some(source: Trace, target: str) -> None:
 def _not_kept(source: Trace, target: str) -> list[str]:
     """What the records carry or refer to that the format cannot say."""
     lost: list[str] = []
-    if source.names:
+    if source.names and target != PERFETTO:
         lost.append(f"names of {counted(len(source.names), 'operator')}")
     named = sum(
         not mapping.name.startswith(("map", "touched", "range")) for mapping in source.mappings()
     )
-    if Kind.MAP not in WRITERS[target]:
+    if Kind.MAP not in _HOLDS[target]:
         lost.append("mappings")
     elif named:
         lost.append(f"names of {counted(named, 'mapping')}")
-    if isinstance(source, KfdSmiTrace):
-        lost.append("process ids")
-        if source.gpu_ids and target != "kfd-smi":
-            ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))
-            lost.append(f"GPU ids ({ids})")
+    lost += source.beyond_records
+    if source.gpu_ids and target != "kfd-smi":
+        ids = ", ".join(f"gpu{i} is {gpu:#x}" for i, gpu in enumerate(source.gpu_ids))
+        lost.append(f"GPU ids ({ids})")
     if target == "access-list":
         lost.append("times")
+    if target == "oracle-general":
+        lost += ["times below a second", "read or write", "processors", "bytes inside a window"]
     return lost
 
 
 def _changed(source: Trace, target: str) -> list[str]:
     """What the trace is no more in its new format."""
-    if target != "access-list" or source.kind != "fault":
+    if target not in ("access-list", "oracle-general") or source.kind != "fault":
         return []
     return [
         "a fault trace became an access trace: nothing in it says that it holds only what faulted"

@@ -14,10 +14,9 @@ from ..records import Access, Kind, processor_name
 from ..report.text import inspection, state_inspection
 from ..traces import Mapping, Trace
 from ..traces.base import Records, Spans
-from ..traces.kfd_smi import KfdSmiTrace
 from ..units import PAGE_SHIFT
 from .advice import advice_options, show_study, studied
-from .common import emit_json, format_option, json_option, opened, show
+from .common import cache_option, emit_json, format_option, json_option, opened, show
 from .state import is_image, look_at_state
 
 __all__ = ["inspect"]
@@ -31,9 +30,17 @@ _ONE = np.uint64(1)
 @click.command(short_help="Tell what is in a trace or a state file.")
 @click.argument("trace")
 @format_option()
+@cache_option
 @advice_options
 @json_option
-def inspect(trace: str, form: str | None, advice: bool, write_share: float, as_json: bool) -> None:
+def inspect(
+    trace: str,
+    form: str | None,
+    cache: str | None,
+    advice: bool,
+    write_share: float,
+    as_json: bool,
+) -> None:
     """Tell what TRACE holds: records, processors, mappings, pages, and what was repaired.
 
     TRACE may be a state file: then its Spec, tables, sizes and counts, every digest checked.
@@ -45,7 +52,7 @@ def inspect(trace: str, form: str | None, advice: bool, write_share: float, as_j
         else:
             show(state_inspection(state))
         return
-    with opened(trace, form, doing="inspecting") as source:
+    with opened(trace, form, doing="inspecting", cache=cache) as source:
         table = _look(source)
         study = studied(source, write_share) if advice else None
     table["path"] = trace
@@ -158,7 +165,7 @@ def _look(source: Trace) -> dict[str, Any]:
             "top": seen.largest(),
         },
         "operators": len(source.names),
-        "gpu_ids": source.gpu_ids if isinstance(source, KfdSmiTrace) else [],
+        "gpu_ids": source.gpu_ids,
         "lines": {
             "lines": summary.lines,
             "read": summary.read,

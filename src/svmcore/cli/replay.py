@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -29,6 +29,7 @@ from ..traces import Trace
 from ..units import format_size
 from .common import (
     CheckFailedError,
+    cache_option,
     emit_json,
     format_option,
     json_option,
@@ -38,10 +39,12 @@ from .common import (
     rounded,
     show,
 )
+from .events import events_form, write_events
 from .out import check_folder, write_folder
 
-__all__ = ["machine_of", "policy_of", "replay"]
+__all__ = ["machine_of", "model_options", "policy_of", "replay", "space_of"]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 #: What the replay says of a fatal record where it is strict, and of a processor it does not know.
 _FATAL = re.compile(r"record \d+, address 0x")
 _STRANGER = re.compile(r"processor '?\w+'?[:,] expected one of cpu")
@@ -109,32 +112,47 @@ def space_of(machine: Machine, policy: Policy) -> Space:
         ) from error
 
 
+def model_options(function: _F) -> _F:
+    """The options that say what a trace is replayed through: policy, machine, settings, by."""
+    for option in (
+        click.option(
+            "--by",
+            metavar="PROC",
+            default="gpu0",
+            show_default=True,
+            help="Processor of the records that name none: cpu, gpu0, ...",
+        ),
+        click.option(
+            "settings",
+            "--set",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="A parameter of the policy, as granularity=9; may be repeated.",
+        ),
+        click.option(
+            "--machine",
+            default="gpu-80g",
+            show_default=True,
+            help="A preset's name or a TOML file.",
+        ),
+        click.option(
+            "--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...)."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @click.command(short_help="Replay a trace through a policy on a machine.")
 @click.argument("trace")
-@click.option("--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...).")
-@click.option(
-    "--machine", default="gpu-80g", show_default=True, help="A preset's name or a TOML file."
-)
-@click.option(
-    "settings",
-    "--set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A parameter of the policy, as granularity=9; may be repeated.",
-)
-@click.option(
-    "--by",
-    metavar="PROC",
-    default="gpu0",
-    show_default=True,
-    help="Processor of the records that name none: cpu, gpu0, ...",
-)
+@model_options
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )
 @click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
+@cache_option
 @click.option(
     "--chunk",
     type=click.IntRange(min=1),
@@ -147,6 +165,12 @@ def space_of(machine: Machine, policy: Policy) -> Space:
     metavar="DIR",
     type=click.Path(path_type=Path),
     help="Write result.json, buffers.csv and config.json into this folder.",
+)
+@click.option(
+    "--events",
+    metavar="FILE",
+    help="Write the modelled events: KFD SMI text, or by its suffix .json (Perfetto), .csv, .npy, "
+    ".parquet.",
 )
 @click.option(
     "--profile",
@@ -185,8 +209,10 @@ def replay(
     strict: bool,
     form: str | None,
     ranges: list[tuple[int, int, str]],
+    cache: str | None,
     chunk: int,
     out: Path | None,
+    events: str | None,
     profile: bool,
     checkpoint_every: int | None,
     checkpoint: Path | None,
@@ -218,9 +244,11 @@ def replay(
         raise InvalidArgumentError(f"--by: {error}{_hint(error, node)}") from error
     if out is not None:
         check_folder(out)
+    if events is not None:
+        events_form(events)
     ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
-    with opened(trace, form, ranges, doing=doing) as source:
+    with opened(trace, form, ranges, doing=doing, cache=cache) as source:
         try:
             with _stopped_in_order(place):
                 result = run_replay(
@@ -245,6 +273,9 @@ def replay(
             if strict and _FATAL.match(str(error)):
                 raise CheckFailedError(message) from error
             raise InvalidArgumentError(message) from error
+        told: list[str] = []
+        if events is not None:
+            told.append(write_events(source, events, space_of(node, rules), by))
     began = time.perf_counter()
     result.trace["path"] = trace
     result.notes += changed
@@ -270,6 +301,7 @@ def replay(
     if not as_json:
         mapped = _mapped(source, bool(ranges))
         show(replay_report(result, node, sure=source.confidence, mapped=mapped))
+        show(told)
         if out is not None:
             show([f"wrote {printable(str(out))}: result.json, buffers.csv, config.json"])
     if result.profile is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "SWITCHES",
     "Policy",
     "make_policy",
+    "parse_spec",
     "policy_class",
     "policy_from_dict",
     "policy_names",
@@ -161,7 +162,19 @@ def make_policy(spec: str | Policy, **settings: Any) -> Policy:
     """
     if isinstance(spec, Policy):
         return _build(type(spec), spec.settings() | settings)
-    match = _SPEC.fullmatch(spec)
+    name, values = parse_spec(spec)
+    return _build(policy_class(name), values | settings)
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and parameters of ``"name(key=value, ...)"``, as text.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is malformed.
+    """
+    match = _SPEC.fullmatch(str(spec))
     if match is None:
         raise InvalidArgumentError(f"policy {spec!r}: expected name or name(key=value, ...)")
     values: dict[str, Any] = {}
@@ -173,7 +186,7 @@ def make_policy(spec: str | Policy, **settings: Any) -> Policy:
         if key in values:
             raise InvalidArgumentError(f"policy {spec!r}: {key} is given twice")
         values[key] = value.strip()
-    return _build(policy_class(match.group(1)), values | settings)
+    return match.group(1), values
 
 
 def policy_from_dict(table: Any, where: str = "policy") -> Policy:

@@ -30,6 +30,7 @@ __all__ = [
     "profile_report",
     "replay_report",
     "settings_text",
+    "text_table",
 ]
 
 #: Buffers that a table names; the others are one line.
@@ -229,7 +230,8 @@ def _times(result: Result) -> list[tuple[str, str]]:
     ]
 
 
-def _table(first: str, *columns: str) -> Table:
+def text_table(first: str, *columns: str) -> Table:
+    """An empty table: *first* is a column of names, the others are figures."""
     from rich import box
     from rich.table import Table
 
@@ -281,7 +283,7 @@ def _figures(
 ) -> Table:
     """A table of named rows; columns that are 0 throughout are left out, unless kept."""
     shown = [c for c in columns if c.kept or any(row[c.key] for _, row in rows)]
-    table = _table(first, *(c.title for c in shown))
+    table = text_table(first, *(c.title for c in shown))
     for name, row in rows:
         table.add_row(printable(name), *(c.show(row[c.key]) for c in shown))
     return table
@@ -346,7 +348,7 @@ def comparison(one: Result, other: Result, key: str = "granularity") -> list[str
         buffers that differ most, and what it means.
     """
     named = [f"{key} {result.settings[key]}" for result in (one, other)]
-    table = _table("", *named, "ratio")
+    table = text_table("", *named, "ratio")
     same: list[str] = []
     for title, name in _COMPARED:
         left, right = one.counters[name], other.counters[name]
@@ -370,7 +372,7 @@ def comparison(one: Result, other: Result, key: str = "granularity") -> list[str
         key=lambda i: -abs(moved[0][i] - moved[1][i]),
     )
     if order:
-        buffers = _table("moved for", *named, "ratio")
+        buffers = text_table("moved for", *named, "ratio")
         for i in order[:_NAMED]:
             buffers.add_row(
                 printable(one.names[i]),
@@ -472,7 +474,7 @@ def inspection(table: Mapping[str, Any]) -> list[str | Table]:
         rows.append(("met", _amounts(table["counts"])))
     parts: list[str | Table] = list(_aligned(rows))
     if mappings["top"]:
-        largest = _table("mapping", "start", "size", "records", "page touches")
+        largest = text_table("mapping", "start", "size", "records", "page touches")
         for row in mappings["top"]:
             largest.add_row(
                 printable(row["name"]),
@@ -523,7 +525,7 @@ def state_inspection(table: Mapping[str, Any]) -> list[str | Table]:
             ("replay", f"{counted(replay['done'], 'record')} done; {settings_text(words)}"),
             ("of trace", f"digest {replay['digest']}"),
         ]
-    members = _table("member", "rows", "bytes", "digest")
+    members = text_table("member", "rows", "bytes", "digest")
     for member in table["members"]:
         members.add_row(
             member["name"], f"{member['rows']:,}", f"{member['bytes']:,}", member["digest"]

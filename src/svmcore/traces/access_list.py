@@ -13,7 +13,8 @@ import re
 import numpy as np
 
 from ..errors import TraceError
-from ..records import RECORD, UNKNOWN, Access, Kind, processor_code
+from ..records import RECORD, UNKNOWN, Access, Kind, processor_code, processor_name
+from ._text import COMMENT, GAP, MISSING, NUMBER, OPTIONAL, LineForm
 from .base import (
     Records,
     Summary,
@@ -24,6 +25,7 @@ from .base import (
     register,
     share,
     shown,
+    table_columns,
     table_rows,
     words,
 )
@@ -61,6 +63,11 @@ _ACCESS = {
     b"w": int(Access.WRITE),
     b"W": int(Access.WRITE),
 }
+_FORM = LineForm(
+    *(GAP, NUMBER, GAP, b",", GAP, NUMBER, GAP, OPTIONAL, b",", GAP),
+    *({text: code for text, code in _ACCESS.items() if text}, GAP, OPTIONAL, b",", GAP),
+    *({processor_name(code).encode(): code for code in range(65)}, GAP, COMMENT),
+)
 
 
 @register
@@ -102,6 +109,25 @@ class _Parser:
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
+        table = table_columns(block, _FORM)
+        if table is None:
+            out = self._slow(block)
+        else:
+            self.summary.comments += table.comments
+            addr, size, access, processor = table.columns
+            out = np.empty(len(addr), RECORD)
+            out["t_ns"] = out["dur_ns"] = out["value"] = 0
+            out["addr"], out["size"] = addr, size
+            out["access"] = np.where(access == MISSING, int(Access.UNKNOWN), access)
+            out["proc"] = np.where(processor == MISSING, UNKNOWN, processor)
+            check_spans(addr, size, table.numbers, self.path)
+        out["kind"] = Kind.ACCESS
+        out["peer"] = UNKNOWN
+        self.summary.read += len(out)
+        return out
+
+    def _slow(self, block: Block) -> Records:
+        """A block with a line of another form: the first that is wrong is named."""
         rows, numbers = table_rows(block, _ROW, self.path, self.summary, _EXPECTED)
         out = np.zeros(len(rows), RECORD)
         if rows:
@@ -113,9 +139,6 @@ class _Parser:
             for text in set(processor) - self.processors.keys():
                 self.processors[text] = self._code(text, numbers[processor.index(text)])
             out["proc"] = [self.processors[text] for text in processor]
-        out["kind"] = Kind.ACCESS
-        out["peer"] = UNKNOWN
-        self.summary.read += len(rows)
         return out
 
     def _code(self, text: bytes, number: int) -> int:

@@ -13,8 +13,6 @@ broken in a known way is repaired and counted, what must be refused is a
 from __future__ import annotations
 
 import abc
-import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +27,8 @@ from ..attributes import Attribute
 from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
-from .opening import Block, Source, file_size, line_blocks
+from ._text import LineForm
+from .opening import Block, Source, line_blocks
 
 __all__ = [
     "FORMATS",
@@ -44,7 +43,6 @@ __all__ = [
     "check_records",
     "formats",
     "map_records",
-    "open_trace",
     "register",
 ]
 
@@ -56,13 +54,8 @@ _Words = npt.NDArray[np.uint64]
 
 #: Records of a chunk where the caller names no number.
 CHUNK = 65536
-#: Bytes of content that the recognition looks at.
-_HEAD_BYTES = 1 << 16
 #: Lines of them that a reader's ``sniff`` looks at.
 _HEAD_LINES = 200
-#: Least confidence at which a format counts as recognised. Lower values let
-#: text of other programs pass for a trace, which then fails at a later line.
-_CONFIDENT = 0.25
 _PROCESSORS = 64
 #: Intervals that wait before they are joined, and pages for each within which they are counted.
 _PENDING, _DENSE = 1 << 18, 8
@@ -246,7 +239,7 @@ def map_records(mappings: Iterable[Mapping]) -> Records:
 class Trace(abc.ABC):
     """A trace file: its mappings, its records in chunks, and what reading it met.
 
-    Made by :func:`open_trace`. Holds no open file between passes. One pass is
+    Made by :func:`~svmcore.traces.open_trace`. Holds no open file between passes. One pass is
     used by one thread at a time; several passes may run side by side.
 
     Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
@@ -271,6 +264,10 @@ class Trace(abc.ABC):
     format: ClassVar[str]
     #: One line for people.
     description: ClassVar[str]
+    #: Whether files of one machine share a clock, so that several are merged by time.
+    has_clock: ClassVar[bool] = False
+    #: What the file says that records have no room for, for the report of a conversion.
+    beyond_records: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -340,28 +337,8 @@ class Trace(abc.ABC):
     def _pass(self, n: int) -> Iterator[Records]:
         summary = Summary()
         with Source(self.path, self.nbytes, self.progress) as source:
-            held: list[Records] = []
-            waiting = 0
-            for array in self._arrays(source, summary):
-                held.append(array)
-                waiting += len(array)
-                if waiting >= n:
-                    # One array alone is cut where it lies: no copy.
-                    joined = np.concatenate(held) if len(held) > 1 else array
-                    whole = waiting - waiting % n
-                    for at in range(0, whole, n):
-                        yield _counted(joined[at : at + n], summary)
-                    waiting -= whole
-                    held = [joined[whole:].copy()] if waiting else []
-            if waiting:
-                yield _counted(np.concatenate(held) if len(held) > 1 else held[0], summary)
+            yield from cut(self._arrays(source, summary), n, summary)
             summary.bytes = source.position
-            if lost := summary.counts.get("dropped_events", 0):
-                places = summary.kinds["dropped"]
-                summary.notes.append(
-                    f"the log lost {lost:,} event{'s' * (lost != 1)} "
-                    f"(in {places:,} place{'s' * (places != 1)}): what they touched is missing here"
-                )
             digest = source.hexdigest()
         if self._digest not in (None, digest):
             raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
@@ -427,9 +404,42 @@ class Trace(abc.ABC):
         return self._digest
 
     @property
+    def gpu_ids(self) -> list[int]:
+        """Id of each GPU index where the file names its GPUs by ids of its own, else empty."""
+        return []
+
+    @property
     def names(self) -> MappingProxyType[int, str]:
         """Operator names by the records' ``value``; empty where the format has none."""
         return MappingProxyType({})
+
+
+def cut(arrays: Iterable[Records], n: int, summary: Summary) -> Iterator[Records]:
+    """Arrays of any length as chunks of *n* records, the last one shorter.
+
+    Counts the records into *summary*, and notes after the last what the source lost.
+    """
+    held: list[Records] = []
+    waiting = 0
+    for array in arrays:
+        held.append(array)
+        waiting += len(array)
+        if waiting >= n:
+            # One array alone is cut where it lies: no copy.
+            joined = np.concatenate(held) if len(held) > 1 else array
+            whole = waiting - waiting % n
+            for at in range(0, whole, n):
+                yield _counted(joined[at : at + n], summary)
+            waiting -= whole
+            held = [joined[whole:].copy()] if waiting else []
+    if waiting:
+        yield _counted(np.concatenate(held) if len(held) > 1 else held[0], summary)
+    if lost := summary.counts.get("dropped_events", 0):
+        places = summary.kinds["dropped"]
+        summary.notes.append(
+            f"the log lost {lost:,} event{'s' * (lost != 1)} "
+            f"(in {places:,} place{'s' * (places != 1)}): what they touched is missing here"
+        )
 
 
 def _counted(chunk: Records, summary: Summary) -> Records:
@@ -511,6 +521,106 @@ def shown(line: bytes) -> str:
     """A line for an error message: printable, at most 60 characters of it."""
     text = line[:61].decode("utf-8", "replace")
     return repr(text if len(line) <= 60 else text[:60] + "...")
+
+
+def scanned(
+    block: Block,
+    scan: Callable[[bytes, int, Records], tuple[int, int, int]],
+    odd: Callable[[bytes, int], Records],
+) -> Records:
+    """Records of a block: well-formed lines by compiled code, each other one by *odd*.
+
+    Parameters
+    ----------
+    block : Block
+        Lines.
+    scan : callable
+        ``scan(data, at, out)`` as :meth:`svmcore.traces._text.EventScanner.scan`.
+    odd : callable
+        ``odd(line, number)`` gives the records of a line that *scan* left.
+
+    Returns
+    -------
+    ndarray, shape (n,), dtype RECORD
+
+    Complexity
+    ----------
+    O(bytes); a call of *odd* for each odd line.
+    """
+    data = block.data
+    out = np.empty(block.lines, RECORD)
+    rows = lines = at = 0
+    while lines < block.lines:
+        more, read, at = scan(data, at, out[rows:])
+        rows += more
+        lines += read
+        if lines == block.lines:
+            break
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        found = odd(data[at:end], block.first + lines)
+        at = end + 1
+        lines += 1
+        # A scanned line gives one record at most; an odd one may give more.
+        missing = rows + len(found) + block.lines - lines - len(out)
+        if missing > 0:
+            out = np.concatenate([out, np.empty(missing, RECORD)])
+        out[rows : rows + len(found)] = found
+        rows += len(found)
+    return out[:rows]
+
+
+class Table(NamedTuple):
+    """Rows of a block in which each line is a row, a comment or empty."""
+
+    columns: npt.NDArray[np.uint64]
+    """Numbers, shape (columns of the form, rows)."""
+    numbers: Sequence[int]
+    """Line number of each row."""
+    comments: int
+    """Lines that are no rows."""
+
+
+def table_columns(block: Block, form: LineForm) -> Table | None:
+    """Columns of a block by compiled code.
+
+    Parameters
+    ----------
+    block : Block
+        Lines.
+    form : LineForm
+        One row.
+
+    Returns
+    -------
+    Table or None
+        None where some line is neither a row of this form nor a comment nor empty: the
+        whole block is for :func:`table_rows` then, which finds the first that is wrong.
+
+    Complexity
+    ----------
+    O(bytes), and a step in Python for each comment.
+    """
+    data = block.data
+    columns = np.empty((form.columns, block.lines), "<u8")
+    comments: list[int] = []
+    rows = at = 0
+    while rows + len(comments) < block.lines:
+        more, at = form.scan(data, at, columns, rows)
+        rows += more
+        if rows + len(comments) == block.lines:
+            break
+        end = data.find(b"\n", at)
+        end = len(data) if end < 0 else end
+        text = data[at:end].strip()
+        if text and not text.startswith(b"#"):
+            return None
+        comments.append(rows + len(comments))
+        at = end + 1
+    numbers: Sequence[int] = range(block.first, block.first + block.lines)
+    if comments:
+        numbers = np.delete(np.arange(block.first, block.first + block.lines), comments).tolist()
+    return Table(columns[:, :rows], numbers, len(comments))
 
 
 def table_rows(
@@ -748,85 +858,3 @@ def register(reader: type[Trace]) -> type[Trace]:
 def formats() -> dict[str, str]:
     """Names of the known formats and what each is, in one line."""
     return {name: FORMATS[name].description for name in sorted(FORMATS)}
-
-
-def open_trace(
-    path: str | os.PathLike[str],
-    format: str | None = None,
-    ranges: Iterable[tuple[int, int] | tuple[int, int, str]] = (),
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> Trace:
-    """Open a trace; its format is recognised by content, never by name.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        A regular file, plain or compressed with gz or xz (zst with the
-        optional package ``zstandard``).
-    format : str, optional
-        A name of :func:`formats`; recognised where left out.
-    ranges : iterable of (start, size) or (start, size, name)
-        Mappings in bytes that replace those of the file.
-    progress : callable, optional
-        Called with the raw bytes read so far in each pass, out of ``trace.nbytes``.
-
-    Returns
-    -------
-    Trace
-        ``trace.confidence`` says how sure the recognition is.
-
-    Raises
-    ------
-    TraceError
-        If the file is missing (``code`` ENOENT), a directory, unreadable, empty
-        or of no known format.
-    InvalidArgumentError
-        If *format* is unknown or a range is empty, overlaps another or passes 2**64.
-
-    Complexity
-    ----------
-    O(1): at most 64 KiB of content are looked at.
-    """
-    name = os.fspath(path)
-    known = ", ".join(sorted(FORMATS))
-    if format is not None and format not in FORMATS:
-        raise InvalidArgumentError(f"format {format!r}: expected one of {known}")
-    given = _checked_ranges(ranges)
-    nbytes = file_size(name)
-    with Source(name, nbytes) as source:
-        head = source.read(_HEAD_BYTES)
-    if not head:
-        raise TraceError(name, "", "empty file: expected a trace")
-    if format is not None:
-        reader = FORMATS[format]
-        sure = reader.sniff(head)
-    else:
-        sure, reader = max(
-            ((each.sniff(head), each) for each in FORMATS.values()), key=lambda pair: pair[0]
-        )
-        if sure < _CONFIDENT:
-            raise TraceError(name, "", f"format not recognised: expected one of {known}")
-    return reader(name, nbytes, confidence=sure, ranges=given, progress=progress)
-
-
-def _checked_ranges(
-    ranges: Iterable[tuple[int, int] | tuple[int, int, str]],
-) -> list[Mapping]:
-    given: list[Mapping] = []
-    for index, item in enumerate(ranges):
-        start, size = item[0], item[1]
-        if start < 0 or size < 1 or start + size > ADDRESS_LIMIT:
-            raise InvalidArgumentError(
-                f"range {start:#x},{size}: expected a size of at least 1 and an end of at most "
-                "2**64"
-            )
-        given.append(Mapping(start, size, item[2] if len(item) > 2 else f"range{index}"))
-    ordered = sorted(given)
-    for one, other in itertools.pairwise(ordered):
-        if one.end > other.start:
-            raise InvalidArgumentError(
-                f"ranges {one.start:#x},{one.size} and {other.start:#x},{other.size}: "
-                "expected ranges that do not overlap"
-            )
-    return given

@@ -19,12 +19,21 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import TraceError
-from ..records import CPU, RECORD, UNKNOWN, Access, Kind
+from ..records import RECORD
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
-from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, shown
+from ._text import EventScanner
+from .base import Records, Summary, TextTrace, TraceKind, head_lines, register, scanned, shown
 from .opening import Block, Source, file_size, line_blocks
 
-__all__ = ["EVENTS", "UNDEFINED_GPU", "Event", "KfdSmiTrace", "MigrateValue", "events"]
+__all__ = [
+    "EVENTS",
+    "UNDEFINED_GPU",
+    "Event",
+    "EventParser",
+    "KfdSmiTrace",
+    "MigrateValue",
+    "events",
+]
 
 #: Event names by id (include/uapi/linux/kfd_ioctl.h).
 EVENTS: dict[int, str] = {
@@ -53,8 +62,6 @@ _GPUS = 64
 _OPEN_MIGRATIONS = 4096
 #: Triggers that fit beside the error code of a MIGRATE record (the driver has 4).
 _MIGRATE_TRIGGERS = 256
-#: Processes that are told apart for the note.
-_PROCESSES = 1024
 
 
 class MigrateValue(NamedTuple):
@@ -189,7 +196,7 @@ def _head(t_ns: bytes, pid: bytes) -> tuple[int, int]:
 
 def _span(page: bytes, pages: bytes) -> tuple[int, int]:
     first = _number(page, 16, ADDRESS_LIMIT >> PAGE_SHIFT, "page")
-    count = _number(pages, 16, (ADDRESS_LIMIT >> PAGE_SHIFT) + 1, "page count")
+    count = _number(pages, 16, ADDRESS_LIMIT >> PAGE_SHIFT, "page count")
     if first + count > ADDRESS_LIMIT >> PAGE_SHIFT:
         raise _NotAnEventError("the pages pass 2**64 bytes")
     return first << PAGE_SHIFT, count << PAGE_SHIFT
@@ -453,6 +460,8 @@ class KfdSmiTrace(TextTrace):
 
     format = "kfd-smi"
     description = "AMD KFD SMI event text (faults, migrations, queue events)"
+    has_clock = True
+    beyond_records = ("prefetch and preferred locations", "task names", "process ids")
 
     _gpu_ids: list[int] | None = None
 
@@ -479,151 +488,110 @@ class KfdSmiTrace(TextTrace):
         known = sum(1 for line in lines if line.partition(b" ")[0] in _IDS and b" " in line)
         return (0.8 * sure + 0.15 * known) / len(lines)
 
-    def _parser(self, summary: Summary) -> _Parser:
-        return _Parser(self.path, summary, self._keep)
+    def _parser(self, summary: Summary) -> EventParser:
+        return EventParser(self.path, summary, self._keep)
 
     def _keep(self, gpu_ids: list[int]) -> None:
         self._gpu_ids = gpu_ids
 
 
-_Row = tuple[int, int, int, int, int, int, int, int, int]
-_Key = tuple[int | None, int | None, int | None, int | None, int | None]
+class EventParser:
+    """One pass over lines of events: plain ones by the compiled scanner, others by *events*.
 
-
-class _Parser:
-    """One pass.
-
-    Invariant: ``under_way`` holds at most ``_OPEN_MIGRATIONS`` starts, oldest first.
+    Parameters
+    ----------
+    path : str
+        The file, for errors.
+    summary : Summary
+        Gets the counts.
+    keep : callable
+        Takes the GPU ids at the end.
+    events : callable, optional
+        ``events(line, number, path, summary)``: the events of a line that the scanner left; it
+        counts the line. Those of the SMI text where left out.
+    profile : bool, default False
+        The lines are those of the ROCm runtime, whose GPUs are numbered.
     """
 
-    def __init__(self, path: str, summary: Summary, keep: Callable[[list[int]], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        summary: Summary,
+        keep: Callable[[list[int]], None],
+        events: Callable[[bytes, int, str, Summary], list[Event]] = _line_events,
+        *,
+        profile: bool = False,
+    ) -> None:
         self.path = path
         self.summary = summary
         self.keep = keep
-        self.gpu_ids: list[int] = []
-        self.codes: dict[int | None, int] = {None: UNKNOWN, 0: CPU, UNDEFINED_GPU: UNKNOWN}
-        self.under_way: dict[_Key, tuple[Event, int, int]] = {}
-        self.processes: set[int] = set()
+        self.events = events
+        self.profile = profile
+        self.scanner = EventScanner(_OPEN_MIGRATIONS, profile)
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
-        rows: list[_Row] = []
-        for number, line in block.numbered():
-            for event in _line_events(line, number, self.path, self.summary):
-                self._add(event, rows)
-        return np.array(rows, RECORD)
+        return scanned(block, self._scan, self._odd)
 
     def end(self) -> Records:
         """The starts whose end never came; gives the GPU ids to the trace."""
-        rows: list[_Row] = []
-        self.keep(self.gpu_ids)
-        while self.under_way:
-            self._give_up(next(iter(self.under_way)), rows)
-        if len(self.processes) > 1:
+        scanner = self.scanner
+        self.keep(scanner.gpu_ids)
+        out = np.empty(_OPEN_MIGRATIONS, RECORD)
+        left = out[: scanner.end(out)]
+        for name in ("restored", "rescheduled", "unpaired_starts", "unpaired_ends"):
+            if number := getattr(scanner, name):
+                self.summary.add(name, number)
+        if scanner.process_count > 1:
             self.summary.notes.append(
-                f"{len(self.processes)} processes: equal addresses of different processes are "
+                f"{scanner.process_count} processes: equal addresses of different processes are "
                 "taken for the same page"
             )
-        return np.array(rows, RECORD)
+        return left
 
-    def _code(self, gpu: int | None, line: int) -> int:
-        code = self.codes.get(gpu)
-        if code is None:
-            assert gpu is not None
-            if len(self.gpu_ids) == _GPUS:
-                raise TraceError(
-                    self.path, f"line {line}", f"GPU id {gpu:x}: expected at most {_GPUS} GPUs"
-                )
-            self.gpu_ids.append(gpu)
-            code = self.codes[gpu] = len(self.gpu_ids)
-        return code
+    def _scan(self, data: bytes, at: int, out: Records) -> tuple[int, int, int]:
+        rows, lines, at = self.scanner.scan(data, at, out, self.profile)
+        self.summary.read += lines
+        return rows, lines, at
 
-    def _add(self, event: Event, rows: list[_Row]) -> None:
-        if event.pid is not None and len(self.processes) < _PROCESSES:
-            self.processes.add(event.pid)
-        number = event.id
-        if number == 5:
-            self._start(event, rows)
-        elif number == 6:
-            self._finish(event, rows)
-        else:
-            kind, value, access = self._meaning(event)
-            rows.append(
-                (
-                    event.t_ns or 0,
-                    event.addr or 0,
-                    event.size or 0,
-                    0,
-                    value,
-                    kind,
-                    self._code(event.gpu, event.line),
-                    access,
-                    UNKNOWN,
-                )
+    def _odd(self, line: bytes, number: int) -> Records:
+        found = self.events(line, number, self.path, self.summary)
+        out = np.empty(len(found), RECORD)
+        rows = 0
+        for event in found:
+            for gpu in (event.gpu, event.source, event.target):
+                if gpu is not None and self.scanner.code_of(gpu) < 0:
+                    raise TraceError(
+                        self.path,
+                        f"line {number}",
+                        f"GPU id {gpu:x}: expected at most {_GPUS} GPUs",
+                    )
+            rows += self.scanner.add(
+                out[rows:],
+                event.id,
+                event.t_ns or 0,
+                event.pid,
+                event.addr or 0,
+                event.size or 0,
+                event.gpu,
+                event.source or 0,
+                event.target or 0,
+                event.trigger or 0,
+                event.error,
+                _carried(event),
             )
-
-    def _meaning(self, event: Event) -> tuple[int, int, int]:
-        """Kind, value and access of an event that stands alone."""
-        unknown = Access.UNKNOWN
-        match event.id:
-            case 7:
-                return Kind.FAULT, 0, Access.WRITE if event.flag == "W" else Access.READ
-            case 8:
-                return Kind.FAULT_END, int(event.flag == "M"), unknown
-            case 9:
-                return Kind.QUEUE_EVICT, event.trigger or 0, unknown
-            case 10:
-                put_off = event.flag == "R"
-                self.summary.add("rescheduled" if put_off else "restored")
-                return Kind.QUEUE_RESTORE, int(put_off), unknown
-            case 11:
-                return Kind.UNMAP_GPU, event.trigger or 0, unknown
-            case 14:
-                return Kind.DROPPED, event.dropped or 0, unknown
-        return Kind.OTHER, event.id, unknown
-
-    def _start(self, event: Event, rows: list[_Row]) -> None:
-        key = _migration(event)
-        if key in self.under_way:
-            self._give_up(key, rows)
-        elif len(self.under_way) == _OPEN_MIGRATIONS:
-            self._give_up(next(iter(self.under_way)), rows)
-        source, target = self._code(event.source, event.line), self._code(event.target, event.line)
-        self.under_way[key] = (event, source, target)
-
-    def _give_up(self, key: _Key, rows: list[_Row]) -> None:
-        event, source, target = self.under_way.pop(key)
-        value = MigrateValue(event.trigger or 0, has_end=False)
-        rows.append(_migrated(event, 0, value, source, target))
-        self.summary.add("unpaired_starts")
-
-    def _finish(self, event: Event, rows: list[_Row]) -> None:
-        found = self.under_way.pop(_migration(event), None)
-        value = MigrateValue(event.trigger or 0, event.error, has_start=found is not None)
-        if found is None:
-            source = self._code(event.source, event.line)
-            rows.append(_migrated(event, 0, value, source, self._code(event.target, event.line)))
-            self.summary.add("unpaired_ends")
-            return
-        start, source, target = found
-        took = max((event.t_ns or 0) - (start.t_ns or 0), 0)
-        rows.append(_migrated(start, took, value, source, target))
+        return out[:rows]
 
 
-def _migration(event: Event) -> _Key:
-    """What a start and its end have in common."""
-    return event.pid, event.addr, event.size, event.source, event.target
-
-
-def _migrated(event: Event, dur_ns: int, value: MigrateValue, source: int, target: int) -> _Row:
-    return (
-        event.t_ns or 0,
-        event.addr or 0,
-        event.size or 0,
-        dur_ns,
-        value.pack(),
-        Kind.MIGRATE,
-        source,
-        Access.UNKNOWN,
-        target,
-    )
+def _carried(event: Event) -> int:
+    """What the record of an event carries beside its span."""
+    match event.id:
+        case 7:
+            return int(event.flag == "W")
+        case 8:
+            return int(event.flag == "M")
+        case 10:
+            return int(event.flag == "R")
+        case 14:
+            return event.dropped or 0
+    return event.trigger or 0

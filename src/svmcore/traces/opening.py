@@ -16,17 +16,24 @@ import importlib
 import io
 import lzma
 import stat
+import sys
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from errno import errorcode
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
 from ..errors import TraceError
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 __all__ = [
     "BLOCK_BYTES",
+    "BOMB_BYTES",
+    "BOMB_RATIO",
     "LINE_LIMIT",
     "Block",
     "RandomAccess",
@@ -45,6 +52,16 @@ BLOCK_BYTES = 1 << 20
 LINE_LIMIT = 1 << 20
 #: Bytes asked of the operating system at a time.
 _RAW_BYTES = 1 << 18
+
+#: Size from which on a file is hashed in a thread, and copies of what was read that may wait.
+_THREAD_BYTES, _WAITING = 1 << 23, 4
+
+#: Stored bytes that are decompressed at a time: a byte can become 32 KiB.
+_ZSTD_BYTES = 1 << 10
+#: Content up to which no compressed file is suspicious, and how many times the size of what
+#: is stored it may reach beyond that. Logs with addresses and times reach 100 times, with xz;
+#: a file of zeros 1,000 times with gz and more with the others.
+BOMB_BYTES, BOMB_RATIO = 1 << 28, 500
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -100,6 +117,43 @@ def file_size(path: str) -> int:
     return status.st_size
 
 
+class _Digest:
+    """blake2b-128 of bytes as they pass; of a large file in a thread of its own.
+
+    Hashing costs as much as a fast reader does: beside it, it costs no time where a
+    second core is free. Invariant: at most ``_WAITING`` copies wait for the thread.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._waiting: deque[Future[None]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        if size >= _THREAD_BYTES:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._thread = ThreadPoolExecutor(1, "svmcore-digest")
+
+    def update(self, view: memoryview) -> None:
+        """Take bytes; the caller may change them afterwards."""
+        if self._thread is None:
+            self._hash.update(view)
+            return
+        if len(self._waiting) == _WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._hash.update, bytes(view)))
+
+    def hexdigest(self) -> str:
+        """Of all bytes taken so far."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+
 class _Raw(io.RawIOBase):
     """The first *size* bytes of a file, counted and hashed as they pass."""
 
@@ -107,7 +161,7 @@ class _Raw(io.RawIOBase):
         self.path = path
         self.size = size
         self.position = 0
-        self.digest = hashlib.blake2b(digest_size=16)
+        self.digest = _Digest(size)
         self.lock = threading.Lock()
         self.file = io.FileIO(path)
 
@@ -115,7 +169,8 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)[: self.size - self.position]
+        # In parts that the copies for the digest find memory for without the system.
+        view = memoryview(buffer)[: min(self.size - self.position, _RAW_BYTES)]
         if not view:
             return 0
         with self.lock:
@@ -152,8 +207,46 @@ class _Raw(io.RawIOBase):
         return b"".join(parts)
 
     def close(self) -> None:
+        self.digest.close()
         self.file.close()
         super().close()
+
+
+class _Zstd(io.RawIOBase):
+    """Content of zstd frames by the package ``zstandard``.
+
+    Its own reader takes a frame that is cut off for a whole one; here it is an EOFError.
+    """
+
+    def __init__(self, file: BinaryIO, decompressor: Any) -> None:
+        self.file = file
+        self.decompressor = decompressor
+        self.frame: Any = None
+        self.content = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.content:
+            data = self.file.read(_ZSTD_BYTES)
+            if not data:
+                if self.frame is not None:
+                    raise EOFError("the last frame is cut off")
+                return 0
+            parts: list[bytes] = []
+            while data:
+                if self.frame is None:
+                    self.frame = self.decompressor.decompressobj()
+                parts.append(self.frame.decompress(data))
+                data = b""
+                if self.frame.eof:
+                    data, self.frame = self.frame.unused_data, None
+            self.content = memoryview(b"".join(parts))
+        count = min(len(buffer), len(self.content))
+        buffer[:count] = self.content[:count]
+        self.content = self.content[count:]
+        return count
 
 
 class RandomAccess(io.RawIOBase):
@@ -256,6 +349,7 @@ class Source:
     ) -> None:
         self.path = path
         self._progress = progress
+        self._content = 0
         try:
             self._raw = _Raw(path, size)
         except OSError as error:
@@ -284,19 +378,26 @@ class Source:
         if magic.startswith(_XZ):
             return lzma.LZMAFile(buffer)
         if magic.startswith(_ZSTD):
-            try:
-                zstandard: Any = importlib.import_module("zstandard")
-            except ImportError as error:
-                raise TraceError(
-                    self.path,
-                    "",
-                    "is compressed with zstandard: expected the package 'zstandard' to be "
-                    "installed, or a gz, xz or plain file",
-                ) from error
-            self._damage += (zstandard.ZstdError,)
-            reader = zstandard.ZstdDecompressor().stream_reader(buffer, read_across_frames=True)
-            return io.BufferedReader(reader, _RAW_BYTES)
+            return self._zstd(buffer)
         return buffer
+
+    def _zstd(self, buffer: BinaryIO) -> Any:
+        """A reader of zstd: of Python from 3.14 on, before that of the extra ``zst``."""
+        if sys.version_info >= (3, 14):
+            own: Any = importlib.import_module("compression.zstd")
+            self._damage += (own.ZstdError,)
+            return own.ZstdFile(buffer)
+        try:
+            zstandard: Any = importlib.import_module("zstandard")
+        except ImportError as error:
+            raise TraceError(
+                self.path,
+                "",
+                "is compressed with zstandard: expected the package 'zstandard' to be "
+                "installed (svmcore[zst]), or a gz, xz or plain file",
+            ) from error
+        self._damage += (zstandard.ZstdError,)
+        return io.BufferedReader(_Zstd(buffer, zstandard.ZstdDecompressor()), _RAW_BYTES)
 
     @property
     def position(self) -> int:
@@ -315,6 +416,7 @@ class Source:
             data: bytes = self._stream.read(size)
             if len(data) < size:
                 self._finish()
+        self._count(len(data))
         return data
 
     def readinto(self, buffer: Any) -> int:
@@ -334,7 +436,25 @@ class Source:
                     self._finish()
                     break
                 got += more
+        self._count(got)
         return got
+
+    def _count(self, size: int) -> None:
+        """Count content; refuse what grows beyond any trace while it is decompressed.
+
+        Raises
+        ------
+        TraceError
+            If more than ``BOMB_BYTES`` came out of less than one ``BOMB_RATIO``-th of them.
+        """
+        self._content += size
+        if self._content > BOMB_BYTES and self._content > BOMB_RATIO * self.position:
+            raise TraceError(
+                self.path,
+                f"byte {self.position}",
+                f"{self._content} bytes came out of them: expected compressed data that grows "
+                f"to at most {BOMB_RATIO} times its size (decompress it yourself if it is a trace)",
+            )
 
     def _finish(self) -> None:
         """Read the bytes after a compressed stream, for the digest."""

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind, processor_name
-from .base import Records, Summary, TextTrace, check_records, register, shown, table_rows, words
+from ._text import NUMBER, LineForm
+from .base import (
+    Records,
+    Summary,
+    TextTrace,
+    check_records,
+    register,
+    shown,
+    table_columns,
+    table_rows,
+    words,
+)
 from .opening import Block
 from .records_npy import RecordsTrace
 
@@ -74,11 +87,32 @@ class _Parser:
         self.summary = summary
         self.columns: list[str] | None = None
         self.pattern = re.compile(b"")
+        self.form = LineForm()
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
         if self.columns is None:
             block = self._header(block)
+        table = table_columns(block, self.form)
+        if table is None or not self._small(table.columns):
+            out, numbers = self._slow(block)
+        else:
+            numbers = table.numbers
+            self.summary.comments += table.comments
+            out = np.empty(table.columns.shape[1], RECORD)
+            for field, values in zip(self.columns or (), table.columns, strict=True):
+                out[field] = values
+        check_records(out, self.path, lambda i: f"line {numbers[i]}")
+        self.summary.read += len(out)
+        return out
+
+    def _small(self, columns: npt.NDArray[np.uint64]) -> bool:
+        """Whether no value needs more than 32 bits; the slow path names the one that does."""
+        values = columns[(self.columns or []).index("value")]
+        return not len(values) or int(values.max()) < _VALUE_LIMIT
+
+    def _slow(self, block: Block) -> tuple[Records, Sequence[int]]:
+        """A block with a line of another form: the first that is wrong is named."""
         columns = self.columns or []
         rows, numbers = table_rows(block, self.pattern, self.path, self.summary, ",".join(columns))
         out = np.zeros(len(rows), RECORD)
@@ -102,9 +136,7 @@ class _Parser:
                 reason = f"value {values[at]}: expected at most 32 bits"
                 raise TraceError(self.path, f"line {numbers[at]}", reason)
             out[field] = values
-        check_records(out, self.path, lambda i: f"line {numbers[i]}")
-        self.summary.read += len(rows)
-        return out
+        return out, numbers
 
     def _header(self, block: Block) -> Block:
         line, _, rest = block.data.partition(b"\n")
@@ -118,6 +150,10 @@ class _Parser:
         self.pattern = re.compile(
             b"^" + b",".join(_PATTERN[field] for field in self.columns) + b"\r?$", re.MULTILINE
         )
+        parts: list[bytes | int | dict[bytes, int]] = []
+        for field in self.columns:
+            parts += [b",", CODES.get(field, NUMBER)]
+        self.form = LineForm(*parts[1:])
         self.summary.metadata += 1
         return Block(block.first + 1, rest, block.lines - 1, block.cut)
 

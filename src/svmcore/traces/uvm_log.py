@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import TraceError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
+from ._text import FaultScanner
 from .base import (
     Mapping,
     Records,
@@ -28,9 +29,11 @@ from .base import (
     disjoint,
     head_lines,
     register,
+    scanned,
     share,
     shown,
 )
+from .mappings import outside
 from .opening import Block, Source, file_size, line_blocks
 
 __all__ = ["UvmLogTrace", "batches"]
@@ -86,6 +89,7 @@ class UvmLogTrace(TextTrace):
 
     format = "uvm-log"
     description = "fault log of the instrumented nvidia-uvm driver, kernel-log text"
+    beyond_records = ("fault type, client and engine of each fault", "columns of the batch log")
 
     _destroyed: list[tuple[int, int, str]] | None = None
 
@@ -104,7 +108,7 @@ class UvmLogTrace(TextTrace):
         for chunk in self.chunks():
             touched.add(chunk)
         found = disjoint(self._destroyed or (), "range")
-        bare = _without(touched.runs(), found)
+        bare = outside(touched.runs(), found)
         return found + [
             Mapping(start, end - start, f"touched{index}")
             for index, (start, end) in enumerate(bare)
@@ -115,25 +119,6 @@ class UvmLogTrace(TextTrace):
 
     def _keep(self, destroyed: list[tuple[int, int, str]]) -> None:
         self._destroyed = destroyed
-
-
-def _without(runs: list[tuple[int, int]], mappings: list[Mapping]) -> list[tuple[int, int]]:
-    """The parts of ascending, disjoint *runs* outside the *mappings*, both in bytes."""
-    rest: list[tuple[int, int]] = []
-    ordered = sorted(mappings)
-    at = 0
-    for start, end in runs:
-        while at < len(ordered) and ordered[at].end <= start:
-            at += 1
-        inside = at
-        while start < end and inside < len(ordered) and ordered[inside].start < end:
-            if start < ordered[inside].start:
-                rest.append((start, ordered[inside].start))
-            start = ordered[inside].end
-            inside += 1
-        if start < end:
-            rest.append((start, end))
-    return rest
 
 
 def _message(line: bytes) -> tuple[bytes, bool]:
@@ -190,9 +175,9 @@ _Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
 class _Parser:
-    """One pass.
+    """One pass: plain messages by the compiled scanner, all others by the methods below.
 
-    Invariant: ``t_ns`` is the GPU time of the last fault read, 0 before the first.
+    Invariant: ``scanner.t_ns`` is the GPU time of the last fault read by either.
     """
 
     def __init__(
@@ -205,34 +190,42 @@ class _Parser:
         self.summary = summary
         self.keep = keep
         self.destroyed: list[tuple[int, int, str]] = []
-        self.t_ns = 0
+        self.failed = 0
+        self.scanner = FaultScanner()
 
     def feed(self, block: Block) -> Records:
         """Records of a block."""
-        rows: list[_Row] = []
-        for number, line in block.numbered():
-            message, prefixed = _message(line)
-            match message[:1]:
-                case b"f":
-                    row = self._fault(message, number)
-                case b"p" | b"e":
-                    row = self._page(message)
-                case b"s" if _START.fullmatch(message):
-                    row = self._batch(0, self.t_ns, 0)
-                case b"b":
-                    row = self._batch_end(message)
-                case _:
-                    row = None
-            if row is not None:
-                self.summary.read += 1
-                rows.append(row)
-            else:
-                self._other(message, line, number, prefixed)
-        return np.array(rows, RECORD)
+        return scanned(block, self._scan, self._odd)
+
+    def _scan(self, data: bytes, at: int, out: Records) -> tuple[int, int, int]:
+        found = self.scanner.scan(data, at, out)
+        self.summary.read += found[1]
+        return found
+
+    def _odd(self, line: bytes, number: int) -> Records:
+        message, prefixed = _message(line)
+        match message[:1]:
+            case b"f":
+                row = self._fault(message, number)
+            case b"p" | b"e":
+                row = self._page(message)
+            case b"s" if _START.fullmatch(message):
+                row = self._batch(0, self.scanner.t_ns, 0)
+            case b"b":
+                row = self._batch_end(message)
+            case _:
+                row = None
+        if row is None:
+            self._other(message, line, number, prefixed)
+            return np.empty(0, RECORD)
+        self.summary.read += 1
+        return np.array([row], RECORD)
 
     def end(self) -> Records:
         """Gives the destroyed ranges to the trace."""
         self.keep(self.destroyed)
+        if self.failed + self.scanner.failed:
+            self.summary.add("failed_batches", self.failed + self.scanner.failed)
         return np.zeros(0, RECORD)
 
     def _fault(self, message: bytes, number: int) -> _Row | None:
@@ -248,7 +241,7 @@ class _Parser:
                 f"line {number}",
                 f"{shown(message)}: expected a time of 64 bits and an access type of 0 to 4",
             )
-        self.t_ns = time
+        self.scanner.t_ns = time
         page = int(addr, 16) & ~PAGE_MASK
         return (time, page, PAGE_SIZE, 0, 0, Kind.FAULT, UNKNOWN, _ACCESS[access], UNKNOWN)
 
@@ -259,8 +252,8 @@ class _Parser:
         page = int(match.group(1), 16) & ~PAGE_MASK
         unknown = Access.UNKNOWN
         if message.startswith(b"p"):
-            return (self.t_ns, page, PAGE_SIZE, 0, 0, Kind.MIGRATE, CPU, unknown, UNKNOWN)
-        return (self.t_ns, page, PAGE_SIZE, 0, 0, Kind.EVICT, UNKNOWN, unknown, UNKNOWN)
+            return (self.scanner.t_ns, page, PAGE_SIZE, 0, 0, Kind.MIGRATE, CPU, unknown, UNKNOWN)
+        return (self.scanner.t_ns, page, PAGE_SIZE, 0, 0, Kind.EVICT, UNKNOWN, unknown, UNKNOWN)
 
     def _batch(self, value: int, t_ns: int, dur_ns: int) -> _Row:
         return (t_ns, 0, 0, dur_ns, value, Kind.BATCH, UNKNOWN, Access.UNKNOWN, UNKNOWN)
@@ -270,11 +263,11 @@ class _Parser:
         if numbers is None:
             return None
         if not numbers:
-            return self._batch(1, self.t_ns, 0)
+            return self._batch(1, self.scanner.t_ns, 0)
         if len(numbers) == 2:
             if numbers[1]:
-                self.summary.add("failed_batches")
-            return self._batch(1, self.t_ns, max(numbers[0], 0))
+                self.failed += 1
+            return self._batch(1, self.scanner.t_ns, max(numbers[0], 0))
         return self._batch(1, max(numbers[0], 0), max(numbers[1], 0))
 
     def _other(self, message: bytes, line: bytes, number: int, prefixed: bool) -> None:

@@ -8,14 +8,16 @@ allocator's segments, the mappings of the trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
+from ._text import DEC, MISSING, OPTIONAL, PREFIXED, TEXT, LineForm
 from .base import (
     Mapping,
     Records,
@@ -26,6 +28,7 @@ from .base import (
     disjoint,
     register,
     shown,
+    table_columns,
     table_rows,
     words,
 )
@@ -41,6 +44,13 @@ _ROW = {
     for dev in (False, True)
 }
 _SEGMENT = re.compile(_FIELDS % (b"S", rb"(?:,[0-9]+)?"), re.MULTILINE)
+_SEGMENT_KIND = 2
+_KINDS = {b"R": int(Access.READ), b"W": int(Access.WRITE), b"S": _SEGMENT_KIND}
+_PARTS = (
+    *(DEC, b",", DEC, b",", DEC, b",", _KINDS, b",", TEXT, b",", PREFIXED, b",", DEC),
+    *(OPTIONAL, b",", DEC),
+)
+_FORM = LineForm(*_PARTS)
 _GPUS = 64
 #: Operators whose names are kept. More than that cost memory for nothing: the
 #: names serve labels in reports.
@@ -111,19 +121,21 @@ class WorkloadCsvTrace(TextTrace):
         return list(self._segments)
 
     def _segments_of(self, block: Block) -> list[tuple[int, int, str]]:
-        rows = _SEGMENT.findall(block.data)
-        if not rows:
-            return []
-        # Only an error needs the lines; then they are counted.
-        numbers = (
-            range(block.first, block.first + block.lines)
-            if len(rows) == block.lines
-            else [n for n, line in block.numbered() if _SEGMENT.fullmatch(line)]
-        )
-        addr = words([row[5] for row in rows], numbers, self.path, "addr")
-        size = words([row[6] for row in rows], numbers, self.path, "bytes")
+        table = table_columns(block, _FORM)
+        if table is not None:
+            segments = np.flatnonzero(table.columns[3] == _SEGMENT_KIND)
+            _, _, _, _, op, addr, size, _ = table.columns[:, segments]
+            numbers = [table.numbers[row] for row in segments.tolist()]
+            ops = _texts(block.data, op)
+        else:
+            rows = _SEGMENT.findall(block.data)
+            # Only an error needs the lines; then they are counted.
+            numbers = [n for n, line in block.numbered() if _SEGMENT.fullmatch(line)]
+            addr = words([row[5] for row in rows], numbers, self.path, "addr")
+            size = words([row[6] for row in rows], numbers, self.path, "bytes")
+            ops = [row[4] for row in rows]
+        names = [text.decode("utf-8", "replace") for text in ops]
         check_spans(addr, size, numbers, self.path)
-        names = [row[4].decode("utf-8", "replace") for row in rows]
         return list(zip(addr.tolist(), size.tolist(), names, strict=True))
 
     def _find_mappings(self) -> list[Mapping]:
@@ -134,6 +146,29 @@ class WorkloadCsvTrace(TextTrace):
 
     def _keep(self, names: dict[int, str]) -> None:
         self._names = names
+
+
+class _Rows(NamedTuple):
+    """Rows of a block as columns, shape (rows,)."""
+
+    seq: npt.NDArray[np.uint64]
+    t_ns: npt.NDArray[np.uint64]
+    dur_ns: npt.NDArray[np.uint64]
+    kind: npt.NDArray[np.uint64]
+    """As ``_KINDS``."""
+    addr: npt.NDArray[np.uint64]
+    size: npt.NDArray[np.uint64]
+    dev: npt.NDArray[np.uint64]
+    """Anything where the file has no such column."""
+    ops: Callable[[npt.NDArray[np.intp]], list[bytes]]
+    """Operators of some rows."""
+    numbers: Sequence[int]
+    """Line number of each row."""
+
+
+def _texts(data: bytes, places: npt.NDArray[np.uint64]) -> list[bytes]:
+    """The texts of a TEXT column."""
+    return [data[p >> 32 : (p >> 32) + (p & 0xFFFFFFFF)] for p in places.tolist()]
 
 
 class _Parser:
@@ -153,6 +188,7 @@ class _Parser:
         self.summary = summary
         self.keep = keep
         self.names: dict[int, str] = {}
+        self.known: dict[bytes, str] = {}  # one string for all operators of a name
         ordered = sorted(segments)
         self.starts = np.array([s.start for s in ordered], "<u8")
         self.lasts = np.array([s.end - 1 for s in ordered], "<u8")
@@ -163,17 +199,56 @@ class _Parser:
         """Records of a block."""
         if self.dev is None:
             block = self._header(block)
-        dev = bool(self.dev)
-        rows, numbers = table_rows(
-            block, _ROW[dev], self.path, self.summary, _HEADER.decode() + (",dev" if dev else "")
-        )
-        touches = [(row, n) for row, n in zip(rows, numbers, strict=True) if row[3] != b"S"]
+        rows = self._fast(block)
+        if rows is None:
+            rows = self._slow(block)
+        touches = np.flatnonzero(rows.kind != _SEGMENT_KIND)
         out = np.zeros(len(touches), RECORD)
-        if touches:
-            self._fill(out, [row for row, _ in touches], [n for _, n in touches])
-        self.summary.metadata += len(rows) - len(touches)
+        if len(touches):
+            self._fill(out, rows, touches)
+        self.summary.metadata += len(rows.kind) - len(touches)
         self.summary.read += len(touches)
         return out
+
+    def _fast(self, block: Block) -> _Rows | None:
+        """Rows by compiled code; None where a line has another form."""
+        table = table_columns(block, _FORM)
+        if table is None:
+            return None
+        seq, t_ns, dur_ns, kind, op, addr, size, dev = table.columns
+        if ((dev == MISSING) == bool(self.dev)).any():
+            return None
+        self.summary.comments += table.comments
+
+        def ops(chosen: npt.NDArray[np.intp]) -> list[bytes]:
+            return _texts(block.data, op[chosen])
+
+        return _Rows(seq, t_ns, dur_ns, kind, addr, size, dev, ops, table.numbers)
+
+    def _slow(self, block: Block) -> _Rows:
+        """A block with a line of another form: the first that is wrong is named."""
+        dev = bool(self.dev)
+        expected = _HEADER.decode() + (",dev" if dev else "")
+        rows, numbers = table_rows(block, _ROW[dev], self.path, self.summary, expected)
+        seqs, t_ns, dur_ns, kinds, ops, addr, size, devs = (
+            zip(*rows, strict=True) if rows else ((),) * 8
+        )
+
+        def column(texts: tuple[bytes, ...], what: str) -> npt.NDArray[np.uint64]:
+            return words(texts, numbers, self.path, what)
+
+        kind = np.array([_KINDS[text] for text in kinds], "<u8")
+        return _Rows(
+            column(seqs, "seq"),
+            column(t_ns, "t_ns"),
+            column(dur_ns, "dur_ns"),
+            kind,
+            column(addr, "addr"),
+            column(size, "bytes"),
+            column(devs, "dev") if dev else kind,
+            lambda chosen: [ops[row] for row in chosen.tolist()],
+            numbers,
+        )
 
     def _header(self, block: Block) -> Block:
         line, _, rest = block.data.partition(b"\n")
@@ -188,27 +263,34 @@ class _Parser:
         self.summary.metadata += 1
         return Block(block.first + 1, rest, block.lines - 1, block.cut)
 
-    def _fill(self, out: Records, rows: list[tuple[bytes, ...]], numbers: list[int]) -> None:
-        seqs, t_ns, dur_ns, kinds, ops, addr, size, dev = zip(*rows, strict=True)
-        seq = words(seqs, numbers, self.path, "seq")
-        out["addr"] = words(addr, numbers, self.path, "addr")
-        out["size"] = words(size, numbers, self.path, "bytes")
+    def _fill(self, out: Records, rows: _Rows, touches: npt.NDArray[np.intp]) -> None:
+        seq = rows.seq[touches]
+        numbers = rows.numbers
+        if len(touches) < len(numbers):
+            numbers = [numbers[row] for row in touches.tolist()]
+        out["addr"] = rows.addr[touches]
+        out["size"] = rows.size[touches]
         check_spans(out["addr"], out["size"], numbers, self.path)
         self._check_inside(out, numbers)
         first = np.ones(len(out), bool)
         first[1:] = seq[1:] != seq[:-1]
         first[0] = self.last is None or int(seq[0]) != self.last
-        out["t_ns"] = words(t_ns, numbers, self.path, "t_ns")
-        out["dur_ns"] = np.where(first, words(dur_ns, numbers, self.path, "dur_ns"), 0)
+        out["t_ns"] = rows.t_ns[touches]
+        out["dur_ns"] = np.where(first, rows.dur_ns[touches], 0)
         out["value"] = (seq & np.uint64(0xFFFFFFFF)).astype("<u4")
         out["kind"] = Kind.ACCESS
-        out["access"] = [Access.WRITE if kind == b"W" else Access.READ for kind in kinds]
-        out["proc"] = self._processors(dev, numbers)
+        out["access"] = rows.kind[touches]
+        out["proc"] = self._processors(rows.dev[touches], numbers) if self.dev else UNKNOWN
         out["peer"] = UNKNOWN
-        self._keep_names(out["value"], ops, first)
+        starts = np.flatnonzero(first)[: NAMES_LIMIT - len(self.names)]
+        texts = rows.ops(touches[starts])
+        for text in set(texts) - self.known.keys():
+            self.known[text] = text.decode("utf-8", "replace")
+        values = out["value"][starts].tolist()
+        self.names.update(zip(values, map(self.known.__getitem__, texts), strict=True))
         self.last = int(seq[-1])
 
-    def _check_inside(self, out: Records, numbers: list[int]) -> None:
+    def _check_inside(self, out: Records, numbers: Sequence[int]) -> None:
         if not len(self.starts):
             return
         at = np.searchsorted(self.starts, out["addr"], side="right") - 1
@@ -223,24 +305,17 @@ class _Parser:
                 "inside one segment (S row)",
             )
 
-    def _processors(self, dev: tuple[bytes, ...], numbers: list[int]) -> npt.NDArray[np.uint64]:
-        if not self.dev:
-            return np.full(len(dev), UNKNOWN, "<u8")
-        codes = words(dev, numbers, self.path, "dev") + np.uint64(1)
+    def _processors(
+        self, dev: npt.NDArray[np.uint64], numbers: Sequence[int]
+    ) -> npt.NDArray[np.uint64]:
+        codes = dev + np.uint64(1)
         bad = (codes > _GPUS) | (codes == 0)
         if bad.any():
             row = int(np.argmax(bad))
             raise TraceError(
-                self.path, f"line {numbers[row]}", f"dev {dev[row].decode()}: expected 0 to 63"
+                self.path, f"line {numbers[row]}", f"dev {int(dev[row])}: expected 0 to 63"
             )
         return codes
-
-    def _keep_names(
-        self, values: npt.NDArray[np.uint32], ops: tuple[bytes, ...], first: npt.NDArray[np.bool_]
-    ) -> None:
-        starts = np.flatnonzero(first)[: NAMES_LIMIT - len(self.names)]
-        for row, value in zip(starts.tolist(), values[starts].tolist(), strict=True):
-            self.names[value] = ops[row].decode("utf-8", "replace")
 
     def end(self) -> Records:
         """Gives the names to the trace; a header must have been there."""

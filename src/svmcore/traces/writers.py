@@ -22,8 +22,9 @@ from .base import Records, check_records
 from .kfd_smi import UNDEFINED_GPU, MigrateValue
 from .opening import os_failure
 from .records_csv import ACCESS_NAMES, FIELDS, KIND_NAMES, PROCESSOR_NAMES
+from .write_oracle import write_oracle
 
-__all__ = ["WRITERS", "Written", "write_records"]
+__all__ = ["WRITERS", "Written", "whole_file", "write_records"]
 
 #: Trigger of a migration that a TTM eviction caused, for EVICT records.
 _TTM_EVICTION = 3
@@ -41,7 +42,7 @@ class Written(NamedTuple):
 
 
 @contextlib.contextmanager
-def _whole_file(path: str) -> Iterator[BinaryIO]:
+def whole_file(path: str) -> Iterator[BinaryIO]:
     """A file that takes its name only when the block ends without an error."""
     final = Path(path)
     temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}.tmp"
@@ -283,6 +284,7 @@ WRITERS: dict[str, frozenset[Kind]] = {
     "kfd-smi": _SMI_KINDS,
     "parquet": frozenset(Kind),
     "arrow": frozenset(Kind),
+    "oracle-general": _TOUCHES,
 }
 
 
@@ -293,6 +295,7 @@ def write_records(
     *,
     gpu_ids: Sequence[int] = (),
     pid: int = 1,
+    granularity: int = 9,
 ) -> Written:
     """Write records as a trace file.
 
@@ -305,19 +308,23 @@ def write_records(
         The file.
     arrays : iterable of ndarray, shape (n,), dtype RECORD
         Chunks in order, for example ``trace.chunks()``.
-    format : {"npy", "csv", "access-list", "kfd-smi", "parquet", "arrow"}, default "npy"
+    format : str, default "npy"
+        One of ``WRITERS``.
         ``npy``, ``csv``, ``parquet`` and ``arrow`` keep every field of every
         record; the last two need the extra ``arrow``. ``access-list``
         keeps touches (ACCESS and FAULT) without their times; ATOMIC becomes
         ``w``. ``kfd-smi`` keeps the recorded kinds that the driver has a line
         for, in whole pages; a fault is one line of its first page, prefetch and
         preferred locations are written as undefined, EVICT as a migration to
-        system memory with trigger 3.
+        system memory with trigger 3. ``oracle-general`` makes a request of each
+        window that a touch reaches, for cache simulators.
     gpu_ids : sequence of int, default ()
         GPU id of each GPU index for ``kfd-smi``, as ``KfdSmiTrace.gpu_ids``;
         index + 1 where it names none.
     pid : int, default 1
         Process of the ``kfd-smi`` lines.
+    granularity : int, default 9
+        log2 of the pages of a window of ``oracle-general``, 0 to 19.
 
     Returns
     -------
@@ -327,8 +334,8 @@ def write_records(
     Raises
     ------
     InvalidArgumentError
-        If *format* is unknown, an array has another dtype, or *pid* or a GPU id
-        is not a number of 32 bits.
+        If *format* is unknown, an array has another dtype, *pid* or a GPU id
+        is not a number of 32 bits, or *granularity* is out of its range.
     TraceError
         If a record is not valid, or the file cannot be written.
     NotSupportedError
@@ -347,7 +354,7 @@ def write_records(
         raise InvalidArgumentError(f"gpu_ids {ids}: expected different numbers of 32 bits, not 0")
     name = os.fspath(path)
     totals: dict[int, int] = {}
-    with _whole_file(name) as file:
+    with whole_file(name) as file:
         told = _told(arrays, name, WRITERS[format], totals)
         match format:
             case "npy":
@@ -360,6 +367,8 @@ def write_records(
                 _write_arrow(file, told)
             case "access-list":
                 _write_text(file, told, _Lines("", _access_list_lines))
+            case "oracle-general":
+                write_oracle(file, told, granularity)
             case _:
                 _write_text(file, told, _Lines("", _SmiForm(ids, pid).lines))
     kinds = WRITERS[format]

@@ -1,0 +1,337 @@
+"""KFD events of rocprofiler-sdk: JSON, old and new, and rocpd databases."""
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from svmcore.errors import TraceError
+from svmcore.records import CPU, UNKNOWN, Access, Kind
+from svmcore.traces import open_trace
+from svmcore.traces.kfd_smi import MigrateValue
+
+DATA = Path(__file__).parents[1] / "data" / "traces"
+NONE, U = Access.UNKNOWN, UNKNOWN
+BASE, BLOCK = 0x7F00_0000_0000, 2 << 20
+FAULT = BASE + 0x12000
+
+
+def rows(trace):
+    return [row for chunk in trace.chunks() for row in chunk.tolist()]
+
+
+def of_json(tmp_path, table, indent=None):
+    path = tmp_path / "t.json"
+    path.write_text(table if isinstance(table, str) else json.dumps(table, indent=indent))
+    return open_trace(path, format="rocprofiler-json")
+
+
+def test_old_form():
+    trace = open_trace(DATA / "rocprof_old.json")
+    assert rows(trace) == [
+        (1000, FAULT, 4096, 900, 0, Kind.FAULT, 1, Access.WRITE, U),
+        (1900, FAULT, 4096, 0, 1, Kind.FAULT_END, 1, NONE, U),
+        (1100, BASE, BLOCK, 700, 1, Kind.MIGRATE, CPU, NONE, 1),
+        (2000, 0, 0, 600, 2, Kind.QUEUE_EVICT, 1, NONE, U),
+        (2600, 0, 0, 0, 1, Kind.QUEUE_RESTORE, 1, NONE, U),
+        (3000, BASE, BLOCK, 0, 1, Kind.UNMAP_GPU, 1, NONE, U),
+    ]
+    # Its migration ends on the last byte, its unmap behind it: both are 2 MiB.
+    assert trace.summary.counts == {"inclusive_ends": 1, "rescheduled": 1}
+    assert (trace.summary.lines, trace.summary.read, trace.summary.unknown) == (5, 4, 1)
+    assert MigrateValue.unpack(rows(trace)[2][4]) == MigrateValue(1, None)
+
+
+def test_new_form():
+    trace = open_trace(DATA / "rocprof_new.json")
+    good, bad = MigrateValue(0, 0).pack(), MigrateValue(3, -12).pack()
+    assert rows(trace) == [
+        (100, BASE, BLOCK, 80, good, Kind.MIGRATE, CPU, NONE, 1),
+        (300, BASE, BLOCK, 0, bad, Kind.MIGRATE, 1, NONE, CPU),
+        (50, FAULT, 4096, 40, 0, Kind.FAULT, 1, Access.READ, U),
+        (90, FAULT, 4096, 0, 1, Kind.FAULT_END, 1, NONE, U),
+        (60, FAULT + 4096, 4096, 35, 0, Kind.FAULT, 2, Access.WRITE, U),
+        (95, FAULT + 4096, 4096, 0, 0, Kind.FAULT_END, 2, NONE, U),
+        (500, 0, 0, 400, 0, Kind.QUEUE_EVICT, 1, NONE, U),
+        (900, 0, 0, 0, 0, Kind.QUEUE_RESTORE, 1, NONE, U),
+        (700, BASE, BLOCK, 0, 2, Kind.UNMAP_GPU, 1, NONE, U),
+        (800, 0, 0, 0, 17, Kind.DROPPED, U, NONE, U),
+    ]
+    assert trace.summary.counts == {
+        "clock_back": 1,
+        "restored": 1,
+        "single_events": 1,
+        "dropped_events": 17,
+    }
+    assert (trace.summary.read, trace.summary.repaired, trace.summary.unknown) == (6, 1, 1)
+    assert "single events" in trace.summary.notes[0]
+
+
+def fault(operation=0, agent=4, **more):
+    return {
+        "operation": operation,
+        "start_timestamp": 5,
+        "end_timestamp": 9,
+        "agent_id": agent,
+        "address": FAULT,
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("operation", "access", "migrated"),
+    [(0, Access.READ, 1), (1, Access.READ, 0), (2, Access.WRITE, 1), (3, Access.WRITE, 0)],
+)
+def test_operations_of_paired_faults(tmp_path, operation, access, migrated):
+    found = rows(of_json(tmp_path, {"kfd_page_fault_records": [fault(operation)]}))
+    assert (found[0][7], found[1][4]) == (access, migrated)
+
+
+def test_agents_of_the_file_keep_their_order(tmp_path):
+    agents = [
+        {"id": {"handle": 100}, "type": 1, "node_id": 0},
+        {"id": {"handle": 300}, "type": "GPU", "node_id": 3},
+        {"id": {"handle": 200}, "type": 2, "node_id": 2},
+        {"odd": 1},
+        7,
+    ]
+    faults = [fault(agent={"handle": 200}), fault(agent=3), fault(agent={"handle": 300})]
+    moves = [
+        fault(src_agent=100, dst_agent=2, start_address=0x1000, end_address=0x2000),
+        fault(src_agent=-1, dst_agent=3, start_address=0x1000, end_address=0x2000),
+    ]
+    table = {"agents": agents, "kfd_page_fault_records": faults, "kfd_page_migrate_records": moves}
+    found = rows(of_json(tmp_path, table))
+    assert [row[6] for row in found if row[5] == Kind.FAULT] == [2, 1, 1]
+    assert [(row[6], row[8]) for row in found if row[5] == Kind.MIGRATE] == [(CPU, 2), (CPU, 1)]
+
+
+def test_a_fault_of_node_0_is_a_gpu(tmp_path):
+    found = rows(of_json(tmp_path, {"kfd_page_fault_records": [fault(agent=0), fault(agent=-1)]}))
+    assert [row[6] for row in found[::2]] == [1, U]
+
+
+@pytest.mark.parametrize(
+    ("name", "element", "reason"),
+    [
+        ("kfd_page_fault_records", fault(4), "operation 4: expected 0 to 3"),
+        ("kfd_page_fault_records", fault(address="x"), "address 'x': expected an integer"),
+        ("kfd_page_fault_records", fault(address=True), "expected an integer"),
+        ("kfd_page_fault_records", fault(address=-1), "expected 0 to 2"),
+        ("kfd_page_fault_records", fault(address=1 << 64), "expected 0 to 2"),
+        ("kfd_page_fault_records", fault(start_timestamp=-1), "time -1"),
+        ("kfd_page_fault_records", {}, "no start_timestamp or timestamp"),
+        ("kfd_page_fault_records", [1], "expected an object"),
+        ("kfd_page_migrate_records", fault(300), "no start_address"),
+        (
+            "kfd_page_migrate_records",
+            fault(start_address=8192, end_address=4096, src_agent=0, dst_agent=4),
+            "expected an end behind the start",
+        ),
+        ("kfd_droped_events", {"timestamp": 1, "count": -1}, "count -1"),
+        ("page_migration", {"start_timestamp": 1, "page_fault": {"node_id": 1}}, "no address"),
+    ],
+)
+def test_bad_elements_are_named(tmp_path, name, element, reason):
+    table = {name: [element]}
+    with pytest.raises(TraceError, match=reason) as caught:
+        rows(of_json(tmp_path, table))
+    assert caught.value.where == f"{name}[0]"
+
+
+def test_unknown_arrays_and_kinds_are_counted(tmp_path):
+    table = {
+        "kfd_new_thing_records": [{"timestamp": 1}],
+        "kfd_page_fault_records": [fault()],
+        "kfd_queue_events": [{"start_timestamp": 2, "end_timestamp": 1}],
+        "kfd_queue_records": [{"timestamp": 2, "agent_id": 4}],
+    }
+    trace = of_json(tmp_path, table)
+    assert len(rows(trace)) == 3
+    assert (trace.summary.read, trace.summary.repaired, trace.summary.unknown) == (2, 0, 2)
+    assert trace.summary.counts == {"clock_back": 1, "single_events": 1}
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1000])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_elements_are_found_whatever_the_pieces(tmp_path, monkeypatch, piece, indent):
+    monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", piece)
+    strings = ['a "kfd_page_fault_records": [ {', "\\", 'ends with \\"', "{[", "\u20ac" * 200]
+    table = {
+        "strings": strings,
+        "deep": [{"kfd_page_fault_records": [fault(operation=i % 4) for i in range(30)]}],
+        "more": {"x": [[], {}, [1, 2]], "kfd_page_fault_records": [fault(agent=5)]},
+    }
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(table, indent=indent, ensure_ascii=False), "utf-8")
+    trace = open_trace(path, format="rocprofiler-json")
+    found = rows(trace)
+    assert len(found) == 62
+    assert trace.summary.read == 31
+    assert found[-1][6] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no json", "does not begin"),
+        ('{"a": 1}', "no array of KFD events"),
+        ('{"page_migration": []', "the file ends"),
+        ('{"page_migration": [{"a": 1', "page_migration: .*: expected whole JSON"),
+        ('{"page_migration": []}}', "a bracket closes"),
+        ('{"page_migration": [], "x', "the file ends"),
+        ('{"page_migration": [nope]}', "page_migration: .*: expected whole JSON"),
+        ('{"page_migration": [' + "[" * 100_000, "expected"),
+    ],
+)
+def test_json_that_is_none_is_refused(tmp_path, text, reason):
+    with pytest.raises(TraceError, match=reason):
+        rows(of_json(tmp_path, text))
+
+
+def test_keys_cut_in_two_and_long_strings(tmp_path, monkeypatch):
+    faults = json.dumps([fault(), fault(1)])
+    for gap in (0, 50, 300):
+        text = '{"a\\\\": "\\"[", "kfd_page_fault_records"' + " " * gap + ":" + " " * gap + faults
+        for piece in (3, 64, 200, 1 << 20):
+            monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", piece)
+            assert len(rows(of_json(tmp_path, text + "}"))) == 4
+            with pytest.raises(TraceError, match="the file ends"):
+                rows(of_json(tmp_path, text))
+
+
+@pytest.mark.parametrize("inside", ["x", '\\"', "\\\\", '"'])
+def test_strings_without_end_take_no_time(tmp_path, inside):
+    started = time.perf_counter()
+    for text in ('{"' + inside * 1_500_000, '{"page_migration": ["' + inside * 1_500_000):
+        with pytest.raises(TraceError, match="expected"):
+            rows(of_json(tmp_path, text))
+    assert time.perf_counter() - started < 20
+
+
+def test_json_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "t"
+    for encoding in ("utf-16", "utf-16-le", "latin-1"):
+        path.write_text('{"x": "\u00e9", "page_migration": []}', encoding)
+        with pytest.raises(TraceError, match="expected"):
+            rows(open_trace(path, format="rocprofiler-json"))
+
+
+def test_memory_of_json_is_bounded(tmp_path, monkeypatch):
+    import tracemalloc
+
+    monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr("svmcore.traces.rocprofiler.CHUNK", 1000)
+    peaks = []
+    for number in (3_000, 12_000):
+        trace = of_json(
+            tmp_path, {"x": list(range(number)), "kfd_page_fault_records": [fault()] * number}
+        )
+        tracemalloc.start()
+        for _ in trace.chunks(1000):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] * 1.2
+
+
+# ---- rocpd ---------------------------------------------------------------------------
+
+AT = 0x7E12_0000_0000
+
+
+def test_rocpd_events():
+    trace = open_trace(DATA / "rocpd.sqlite")
+    assert rows(trace) == [
+        (0, AT, 4096, 0, 0, Kind.FAULT, 1, NONE, U),
+        (1000, AT, 4096, 900, 0, Kind.FAULT, 1, Access.WRITE, U),
+        (1900, AT, 4096, 0, 1, Kind.FAULT_END, 1, NONE, U),
+        (1100, AT, BLOCK, 700, MigrateValue(1, 0).pack(), Kind.MIGRATE, CPU, NONE, 1),
+        (2000, 0, 0, 600, 2, Kind.QUEUE_EVICT, 1, NONE, U),
+        (2600, 0, 0, 0, 0, Kind.QUEUE_RESTORE, 1, NONE, U),
+        (3000, AT, BLOCK, 0, 1, Kind.UNMAP_GPU, 1, NONE, U),
+        (3100, 0, 0, 0, 17, Kind.DROPPED, U, NONE, U),
+    ]
+    s = trace.summary
+    assert s.counts == {
+        "without_region": 1,
+        "single_events": 1,
+        "restored": 1,
+        "other_events": 1,
+        "dropped_events": 17,
+    }
+    assert (s.read, s.repaired, s.unknown, s.lines) == (5, 1, 2, 8)
+
+
+def rocpd(tmp_path, *extdata, suffixes=("",)):
+    path = tmp_path / "t.sqlite"
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path)
+    with connection:
+        for suffix in suffixes:
+            connection.execute(f'CREATE TABLE "rocpd_event{suffix}"(id INTEGER, extdata TEXT)')
+            connection.executemany(
+                f'INSERT INTO "rocpd_event{suffix}" VALUES(?, ?)', enumerate(extdata, 1)
+            )
+    connection.close()
+    return open_trace(path)
+
+
+EXAMPLE = (
+    '{"kfd":{"start_address":"139637976727552","end_address":"139637978824704",'
+    '"src_agent_id":"-1","dst_agent_id":"4","prefetch_agent_id":"-1","preferred_agent_id":"-1",'
+    '"error_code":"0"}}'
+)
+
+
+def test_tables_of_several_processes_and_none_of_the_others(tmp_path):
+    trace = rocpd(tmp_path, EXAMPLE, "{}", suffixes=("_b2", "_a1-c_9"))
+    value = MigrateValue(0, 0).pack()
+    assert rows(trace) == [(0, BASE, BLOCK, 0, value, Kind.MIGRATE, CPU, NONE, 1)] * 2
+    assert trace.summary.counts == {"without_region": 2, "other_events": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"agent_id": "4", "address": "4096"},
+        {"agent_id": 4, "address": 4096},
+        [["agent_id", "4"], ["address", "4096"]],
+        [{"key": "agent_id", "value": "4"}, {"key": "address", "value": "4096"}],
+    ],
+)
+def test_maps_are_objects_or_arrays(tmp_path, fields):
+    found = rows(rocpd(tmp_path, json.dumps({"kfd": fields})))
+    assert found == [(0, 4096, 4096, 0, 0, Kind.FAULT, 1, NONE, U)]
+
+
+@pytest.mark.parametrize(
+    ("extdata", "reason"),
+    [
+        ('{"kfd": 5}', "expected an object or an array of pairs"),
+        ('{"kfd": [5]}', "expected an object or an array of pairs"),
+        ('{"kfd"', "expected JSON"),
+        ('{"kfd": {"address": "0x10", "agent_id": "1"}}', "expected decimal digits"),
+        ('{"kfd": {"address": "10"}}', "no agent_id among address"),
+        ('{"kfd": {"start_address": "10", "agent_id": "1"}}', "no end_address"),
+    ],
+)
+def test_bad_events_name_the_row(tmp_path, extdata, reason):
+    with pytest.raises(TraceError, match=reason) as caught:
+        rows(rocpd(tmp_path, EXAMPLE, extdata))
+    assert caught.value.where == "rocpd_event, row 2"
+
+
+def test_the_word_kfd_deeper_is_another_event(tmp_path):
+    trace = rocpd(tmp_path, '{"a": {"kfd": 1}}', '{"kfd": {}}')
+    assert rows(trace) == []
+    assert trace.summary.unknown == trace.summary.lines == 2
+
+
+def test_rocpd_chunks_alike(tmp_path):
+    trace = rocpd(tmp_path, *[EXAMPLE] * 9000)
+    whole = np.concatenate(list(trace.chunks()))
+    assert len(whole) == 9000
+    assert np.array_equal(np.concatenate(list(trace.chunks(1234))), whole)
