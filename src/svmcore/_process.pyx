@@ -6,7 +6,7 @@ One thread at a time uses a process, and the processes of one node.
 cimport cython
 from libc.string cimport memset
 
-from ._faults cimport REASON_OK
+from ._faults cimport REASON_OK, engine_costs
 from ._types cimport E_NOMEM
 
 from ._faults import REASONS
@@ -129,12 +129,7 @@ cdef class Process:
 
     def set_costs(self, costs):
         """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
-        self.engine.costs.fault_ns = int(costs.fault_ns)
-        self.engine.costs.unmap_ns = int(costs.unmap_ns)
-        self.engine.costs.move_ns = costs.migrate_latency_ns
-        self.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
-        self.engine.costs.remote_ns = costs.remote_access_ns
-        self.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
+        engine_costs(self.engine, costs)
 
     def settle(self):
         """Let the cost of the operation pass: the clock moves on by it."""

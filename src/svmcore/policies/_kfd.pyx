@@ -61,6 +61,7 @@ from .._faults cimport (
     event_t,
     fault_window,
     processor_t,
+    transfer_ns,
     trigger_t,
     unmap_t,
 )
@@ -579,6 +580,7 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
     """Memory pressure: every range on the object's list leaves it (section 15)."""
     cdef uint32_t serial = p.bos[number].serial, node, following, _round
     p.engine.counters.evictions += 1
+    p.engine.cost_ns += p.engine.costs.evict_ns
     if p.rules.reports_eviction:
         engine_log(p.engine, EVENT_EVICT_OBJECT, p.bos[number].npages, 0,
                    <uint8_t>(1 + p.bos[number].gpu), 0, 0,
@@ -1393,10 +1395,7 @@ cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t
             e.counters.migrated_pages += moved
             e.counters.pages_to_device += moved
             e.processors[1 + gpu].pages_in += moved
-            # Through a signed number: conversion to an unsigned one takes a branch.
-            e.cost_ns += <uint64_t><int64_t>(
-                e.costs.move_ns + e.costs.move_page_ns * <double><int32_t>moved
-            )
+            e.cost_ns += transfer_ns(&e.costs.to_device, moved)
             p.bos[r.bo].pages += moved
             r.vram_pages += moved
             r.actual = best
