@@ -28,7 +28,7 @@ FLOORS = [
     ["_ranges"],
     ["_residency"],
     ["_faults"],
-    ["_process"],
+    ["_evict", "_process"],
     ["policies"],
     ["engine", "reference", "_replay", "_tally", "_capi"],
     ["replay", "result", "plans", "managed", "checkpoint", "stacks", "_stacks", "conformance"],
@@ -44,7 +44,17 @@ TRACES_SEEN_FROM = FLOOR["replay"]
 # half of `x`, `_x_state` what saves it.
 POLICY_ROOMS = {"policies.base", "policies.kernels", "policies.outcome"}
 # The oracle shares no compiled code with what it judges.
-COMPILED = ("_ranges", "_residency", "_faults", "_process", "_replay", "_tally", "_capi", "_stacks")
+COMPILED = (
+    "_ranges",
+    "_residency",
+    "_faults",
+    "_evict",
+    "_process",
+    "_replay",
+    "_tally",
+    "_capi",
+    "_stacks",
+)
 
 Edges = dict[str, set[str]]
 
