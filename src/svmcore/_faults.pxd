@@ -91,6 +91,8 @@ cdef struct counters_t:
     uint64_t maps                # GPU page table spans written
     uint64_t queue_evictions
     uint64_t queue_restores
+    uint64_t duplicated_pages    # copies made for reading
+    uint64_t dropped_pages       # copies given up; nothing is copied for them
 
 cdef enum:
     CURVE_PIECES = 16

@@ -81,6 +81,13 @@ cdef class Node:
     cdef int join(self, const tenant_t* tenant) except -1
     cdef void leave(self, const void* state) noexcept
 
+# Raise what a policy written in Python raised while nobody could be told.
+cdef int process_check(Process p) except -1
+# GPU id of a processor code, 0 for the CPU.
+cdef object location_id(tuple gpus, uint8_t processor)
+# The events of an operation, in order, into the lists of an Outcome.
+cdef int collect_events(engine_t* e, tuple gpus, object result) except -1
+
 cdef class Process:
     cdef void* state         # the policy's own
     cdef const ops_t* ops
@@ -88,3 +95,5 @@ cdef class Process:
     cdef readonly tuple gpus
     cdef readonly Node node
     cdef readonly uint64_t moved    # pages that the last access moved
+    cdef object failure      # what a policy written in Python raised
+    cdef bint failed         # it did: touches are refused until somebody is told

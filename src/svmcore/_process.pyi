@@ -1,4 +1,10 @@
+from typing import Final
+
 from .machine import Costs, Gpu
+
+TRIGGERS: Final[tuple[str, ...]]
+UNMAPS: Final[tuple[str, ...]]
+WARNINGS: Final[tuple[str, ...]]
 
 class Node:
     def used(self, gpu: int) -> int: ...

@@ -6,11 +6,28 @@ One thread at a time uses a process, and the processes of one node.
 cimport cython
 from libc.string cimport memset
 
-from ._faults cimport REASON_OK, engine_costs
+from ._faults cimport (
+    EVENT_EVICT_OBJECT,
+    EVENT_FILTER,
+    EVENT_HANG,
+    EVENT_MAP,
+    EVENT_MIGRATE,
+    EVENT_QUEUE,
+    EVENT_UNMAP,
+    EVENT_WARN,
+    REASON_OK,
+    engine_costs,
+    event_t,
+)
 from ._types cimport E_NOMEM
 
 from ._faults import REASONS
 from .errors import InvalidArgumentError
+
+#: Words of the causes of events, by number.
+TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
+UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
+WARNINGS = ("bo_not_last_ref",)
 
 
 cdef int node_make_room(node_t* n, engine_t* engine, uint32_t gpu, uint64_t size,
@@ -88,6 +105,48 @@ cdef class Node:
         self.n.used[<uint32_t>gpu] -= <uint64_t>pages
 
 
+cdef int process_check(Process p) except -1:
+    if p.failed:
+        failure = p.failure
+        p.failure = None
+        p.failed = False
+        raise failure
+    return 0
+
+
+cdef object location_id(tuple gpus, uint8_t processor):
+    return gpus[processor - 1].id if processor else 0
+
+
+cdef int collect_events(engine_t* engine, tuple gpus, object result) except -1:
+    cdef uint32_t i
+    cdef event_t* e
+    for i in range(engine.nevents):
+        e = engine.events + i
+        if e.kind == EVENT_MIGRATE:
+            result.migr.append((
+                e.first, e.last, location_id(gpus, e.source), location_id(gpus, e.target),
+                TRIGGERS[e.cause], e.value,
+            ))
+        elif e.kind == EVENT_MAP:
+            result.map.append(
+                (location_id(gpus, e.target), e.first, e.last, int(e.cause), int(e.value))
+            )
+        elif e.kind == EVENT_UNMAP:
+            result.unmap.append((location_id(gpus, e.target), e.first, e.last, UNMAPS[e.cause]))
+        elif e.kind == EVENT_QUEUE:
+            result.queues.append("resume" if e.cause else "quiesce")
+        elif e.kind == EVENT_WARN:
+            result.warn.append(WARNINGS[e.cause])
+        elif e.kind == EVENT_EVICT_OBJECT:
+            result.bo_evict.append((int(e.value), e.first))
+        elif e.kind == EVENT_FILTER:
+            result.filter_removed.append(e.first)
+        elif e.kind == EVENT_HANG:
+            result.hang.append(e.first)
+    return 0
+
+
 @cython.no_gc_clear  # a derived __dealloc__ still needs the node when a cycle is collected
 cdef class Process:
     """One process on a node; the policies' compiled halves derive from it."""
@@ -118,6 +177,7 @@ cdef class Process:
         out.best = NOWHERE
         out.reason = REASON_OK
         self.ops.touch(self.state, processor, first, last, bool(write), &out)
+        process_check(self)
         self.moved = out.moved
         return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 

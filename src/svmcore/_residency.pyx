@@ -683,7 +683,7 @@ cdef int res_check(residency_t* r) noexcept nogil:
     cdef uint32_t table, slot, block, part, i, w
     cdef uint64_t seen[8]
     cdef uint64_t mapped[8]
-    cdef uint64_t kinds[5]
+    cdef uint64_t kinds[6]
     cdef uint64_t* line
     cdef block_t* b
     if r.nblocks > r.cap_blocks > 0 or r.nlines > r.cap_lines > 0:

@@ -902,7 +902,13 @@ class Space:
         """
         page, _ = pages_of(addr, 1)
         processor = self._processor(by)
-        rule, text, location, window = self._decide(page, processor, write)
+        # A process of another policy than kfd says itself what decides.
+        decide = getattr(self.process, "explain", None)
+        if decide is None:
+            return Explanation(addr, by, *self._decide(page, processor, write))
+        rule, text, to, pages = decide(page, processor, write)
+        window = None if pages is None else (pages[0] << PAGE_SHIFT, (pages[1] + 1) << PAGE_SHIFT)
+        location = None if to is None else _processor_name(to)
         return Explanation(addr, by, rule, text, location, window)
 
     def counters(self) -> dict[str, int]:
@@ -924,7 +930,7 @@ class Space:
             "bytes_to_host": totals["pages_to_host"] * PAGE_SIZE,
             "evictions": totals["evictions"],
             "evicted_bytes": totals["evicted_pages"] * PAGE_SIZE,
-            "duplicated_bytes": 0,
+            "duplicated_bytes": totals["duplicated_pages"] * PAGE_SIZE,
             "remote_accesses": sum(p["remote_pages"] for p in processors),
             "pages_touched": sum(p["pages_touched"] for p in processors),
             "unmaps": totals["unmaps"],
@@ -1032,6 +1038,11 @@ class Space:
             error = error_from_errno(ret, what)
             raise type(error)(f"{what}: {error.code}")
 
+    @property
+    def _mapped_per_gpu(self) -> bool:
+        rules = getattr(self.process, "rules", None)
+        return rules is None or bool(rules.mapped_per_gpu)
+
     def _range_info(self, row: tuple[int, ...]) -> RangeInfo:
         def names(bits: int) -> tuple[str, ...]:
             return tuple(f"gpu{i}" for i in range(len(self.machine.gpus)) if bits >> i & 1)
@@ -1047,7 +1058,7 @@ class Space:
             Flag(flags & 0xFF),
             names(access),
             names(aip),
-            names(mapped) if self.process.rules.mapped_per_gpu else ("any",) * mapped,
+            names(mapped) if self._mapped_per_gpu else ("any",) * mapped,
             row[10],
         )
 

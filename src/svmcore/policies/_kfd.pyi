@@ -8,9 +8,6 @@ from .outcome import Outcome
 
 KINDS: Final[tuple[str, ...]]
 STATES: Final[tuple[str, ...]]
-TRIGGERS: Final[tuple[str, ...]]
-UNMAPS: Final[tuple[str, ...]]
-WARNINGS: Final[tuple[str, ...]]
 
 class KfdProcess(Process):
     refused: bool

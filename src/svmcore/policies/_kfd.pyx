@@ -16,10 +16,7 @@ from .._faults cimport (
     EVENT_EVICT_OBJECT,
     EVENT_FILTER,
     EVENT_HANG,
-    EVENT_MAP,
-    EVENT_MIGRATE,
     EVENT_QUEUE,
-    EVENT_UNMAP,
     EVENT_WARN,
     MAX_GPUS,
     REASON_BUS_ERROR,
@@ -58,7 +55,6 @@ from .._faults cimport (
     engine_moved,
     engine_new,
     engine_unmap,
-    event_t,
     fault_window,
     processor_t,
     transfer_ns,
@@ -71,6 +67,8 @@ from .._process cimport (
     Node,
     Process,
     arrival_t,
+    collect_events,
+    location_id,
     node_make_room,
     ops_t,
     tenant_t,
@@ -203,9 +201,6 @@ cdef enum vma_bits:
     KIND_PFNMAP = 5
 
 KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
-TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
-UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
-WARNINGS = ("bo_not_last_ref",)
 STATES = ("", "no_process", "no_node", "mm_gone", "drain_pagefaults")
 
 # A growing list of range numbers.
@@ -2847,7 +2842,7 @@ cdef class KfdProcess(Process):
         """End the operation; its result with every effect in order."""
         self.p.engine.recording = False
         self.result.ret = ret
-        collect_events(self.p, self.gpus, self.result)
+        collect_events(self.p.engine, self.gpus, self.result)
         if self.p.engine.lost_events:
             self.p.engine.lost_events = False
             raise OutOfMemoryError("no memory for the event log of an operation")
@@ -3310,10 +3305,6 @@ cdef uint32_t prot_bits(str prot):
     return ("r" in prot) * PROT_READ | ("w" in prot) * PROT_WRITE
 
 
-cdef object location_id(tuple gpus, uint8_t processor):
-    return gpus[processor - 1].id if processor else 0
-
-
 cdef object piece_row(kfd_t* p, uint32_t node, tuple names, int child):
     return p.ranges[node].start, p.ranges[node].last, names[pending_of(p, node)], child
 
@@ -3325,31 +3316,3 @@ cdef void add_span(span_t** spans, uint32_t* n, uint32_t* cap, uint64_t first,
     spans[0][n[0]].first = first
     spans[0][n[0]].last = last
     n[0] += 1
-
-
-cdef void collect_events(kfd_t* p, tuple gpus, object result) except *:
-    cdef uint32_t i
-    cdef event_t* e
-    for i in range(p.engine.nevents):
-        e = p.engine.events + i
-        if e.kind == EVENT_MIGRATE:
-            result.migr.append((
-                e.first, e.last, location_id(gpus, e.source), location_id(gpus, e.target),
-                TRIGGERS[e.cause], e.value,
-            ))
-        elif e.kind == EVENT_MAP:
-            result.map.append(
-                (location_id(gpus, e.target), e.first, e.last, int(e.cause), int(e.value))
-            )
-        elif e.kind == EVENT_UNMAP:
-            result.unmap.append((location_id(gpus, e.target), e.first, e.last, UNMAPS[e.cause]))
-        elif e.kind == EVENT_QUEUE:
-            result.queues.append("resume" if e.cause else "quiesce")
-        elif e.kind == EVENT_WARN:
-            result.warn.append(WARNINGS[e.cause])
-        elif e.kind == EVENT_EVICT_OBJECT:
-            result.bo_evict.append((int(e.value), e.first))
-        elif e.kind == EVENT_FILTER:
-            result.filter_removed.append(e.first)
-        elif e.kind == EVENT_HANG:
-            result.hang.append(e.first)
