@@ -219,6 +219,19 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
             out.other = True
 
 
+cdef inline uint64_t* find_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
+    """A mask line of a block, NULL where it has none."""
+    cdef block_t* b
+    cdef uint32_t i
+    while block:
+        b = r.blocks + block
+        for i in range(b.n):
+            if b.tags[i] == tag:
+                return r.lines[b.lines[i]].w
+        block = b.more
+    return NULL
+
+
 # Room asked for so far, see res_ask.
 cdef struct room_t:
     uint64_t lines
@@ -233,9 +246,7 @@ cdef void* res_resize(void* p, size_t size) noexcept nogil
 
 # ---- functions ----
 
-# A mask line of a block, NULL where it has none; and the same, made when missing in room that
-# was reserved.
-cdef uint64_t* find_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil
+# The same as find_line, made when missing in room that was reserved.
 cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil
 # The first block that exists with *number <= its number <= last; NO_BLOCK without one.
 cdef uint32_t next_block(residency_t* r, uint64_t* number, uint64_t last) noexcept nogil

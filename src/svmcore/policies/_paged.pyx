@@ -130,7 +130,6 @@ from .._types cimport (
     E_LOOP,
     E_NOENT,
     E_NOMEM,
-    E_OPNOTSUPP,
     E_PERM,
     KIND_PREFETCH,
     record_t,
@@ -257,7 +256,8 @@ cdef inline uint32_t high_bit(uint64_t number, uint64_t last) noexcept nogil:
     return <uint32_t>(last & 511) if number == last >> 9 else 511
 
 
-cdef inline void get_line(residency_t* r, uint32_t block, uint32_t tag, uint64_t* out) noexcept nogil:
+cdef inline void get_line(residency_t* r, uint32_t block, uint32_t tag,
+                          uint64_t* out) noexcept nogil:
     """The mask, zeros where the block has none."""
     cdef uint64_t* line = find_line(r, block, tag)
     cdef uint32_t w
@@ -474,16 +474,21 @@ cdef void hold_fresh(paged_t* t) noexcept nogil:
     t.nfresh = 0
 
 
+cdef inline bint holds_nothing(paged_t* t, uint64_t index, uint32_t gpu) noexcept nogil:
+    cdef uint64_t first = index << t.unit, last = first + ((<uint64_t>1 << t.unit) - 1)
+    return res_count(t.engine.res, MASK_VRAM << 8 | gpu, first, last) == 0 and (
+        res_count(t.engine.res, MASK_COPY << 8 | gpu, first, last) == 0
+    )
+
+
 cdef void give_if_empty(paged_t* t, uint64_t index, uint64_t gpus) noexcept nogil:
     """Units of these GPUs that hold nothing any more go back."""
-    cdef uint64_t first = index << t.unit, last = first + ((<uint64_t>1 << t.unit) - 1)
     cdef uint32_t gpu, number
     while gpus:
         gpu = ctz64(gpus)
         gpus &= gpus - 1
         number = find_chunk(t, index, gpu)
-        if number and res_count(t.engine.res, MASK_VRAM << 8 | gpu, first, last) == 0 \
-                and res_count(t.engine.res, MASK_COPY << 8 | gpu, first, last) == 0:
+        if number and holds_nothing(t, index, gpu):
             give_chunk(t, number)
 
 
@@ -1444,7 +1449,9 @@ cdef class PagedProcess(Process):
         cdef tenant_t tenant
         cdef uint32_t i, j
         if not 0 <= policy.unit <= 18:
-            raise InvalidArgumentError(f"policy {policy.name}: unit = {policy.unit}, expected 0 to 18")
+            raise InvalidArgumentError(
+                f"policy {policy.name}: unit = {policy.unit}, expected 0 to 18"
+            )
         self.machine = machine
         self.policy = policy
         self.gpus = tuple(machine.gpus)
@@ -1593,7 +1600,9 @@ cdef class PagedProcess(Process):
         return 0
 
     cdef object refuse(self, object action, str expected):
-        return InvalidArgumentError(f"policy {self.policy.name}: {action!r:.120}: expected {expected}")
+        return InvalidArgumentError(
+            f"policy {self.policy.name}: {action!r:.120}: expected {expected}"
+        )
 
     cdef int check_processor(self, processor) except -1:
         if not 0 <= processor <= self.t.ngpus:
@@ -2162,7 +2171,9 @@ def unpack(PagedProcess process not None, tables):
             if code > t.ngpus and code != UNDEFINED:
                 raise InvalidArgumentError(f"state: advice: processor {code}, expected a known one")
         if a.granularity > GRANULARITY_MAX and a.granularity != UNDEFINED:
-            raise InvalidArgumentError(f"state: advice: granularity {a.granularity}, expected 0 to 63")
+            raise InvalidArgumentError(
+                f"state: advice: granularity {a.granularity}, expected 0 to {GRANULARITY_MAX}"
+            )
     t.nsets = 1 + <uint32_t>len(sets)
     fill_map(t.vmas, "mappings", rows["mappings"], 24)
     fill_map(t.advice, "advised", rows["advised"], len(sets))
@@ -2207,7 +2218,7 @@ cdef int check_block(paged_t* t, uint64_t number, uint32_t block) noexcept nogil
     cdef uint64_t line[8]
     cdef uint64_t copy[8]
     cdef uint64_t fixed[8]
-    cdef uint64_t page, stop
+    cdef uint64_t page, stop, index
     cdef uint32_t w, gpu
     cdef map_kind kind = MAP_NOT
     get_line(r, block, MASK_SYSTEM << 8, home)
@@ -2230,7 +2241,8 @@ cdef int check_block(paged_t* t, uint64_t number, uint32_t block) noexcept nogil
             line[w] |= copy[w]
         page = 0
         while page < 512:
-            if line[page >> 6] >> (page & 63) & 1                     and find_chunk(t, ((number << 9) + page) >> t.unit, gpu) == 0:
+            index = ((number << 9) + page) >> t.unit
+            if line[page >> 6] >> (page & 63) & 1 and find_chunk(t, index, gpu) == 0:
                 return 7
             page += 1
     for w in range(8):
@@ -2259,7 +2271,6 @@ cdef int paged_check(paged_t* t) noexcept nogil:
     """0, or the number of the broken rule in _RULES."""
     cdef residency_t* r = t.engine.res
     cdef uint64_t taken[MAX_GPUS]
-    cdef uint64_t first, last
     cdef uint32_t table, slot, block, number, gpu
     cdef chunk_t* c
     cdef int rule
@@ -2276,9 +2287,7 @@ cdef int paged_check(paged_t* t) noexcept nogil:
         if c.state == CHUNK_FREE:
             continue
         taken[c.gpu] += <uint64_t>1 << t.unit
-        first = c.index << t.unit
-        last = first + ((<uint64_t>1 << t.unit) - 1)
-        if res_count(r, MASK_VRAM << 8 | c.gpu, first, last) == 0                 and res_count(r, MASK_COPY << 8 | c.gpu, first, last) == 0:
+        if holds_nothing(t, c.index, c.gpu):
             return 11
     for gpu in range(t.ngpus):
         if taken[gpu] != t.taken[gpu] or t.taken[gpu] > t.node.used[gpu]:
