@@ -24,6 +24,9 @@ class KfdProcess(Process):
         evict_on_full: bool = False,
         node: Node | None = None,
         node_entries: int = 0,
+        eviction: str = "driver",
+        seed: int = 0,
+        quota_pages: int | None = None,
     ) -> Self: ...
     def begin(self, t_ns: int, record: bool = True) -> Outcome: ...
     def finish(self, ret: int = 0) -> Outcome: ...

@@ -12,6 +12,17 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
+from .._evict cimport (
+    evict_free,
+    evict_insert,
+    evict_nbytes,
+    evict_new,
+    evict_remove,
+    evict_reserve,
+    evict_touch,
+    evict_victim,
+    order_of,
+)
 from .._faults cimport (
     EVENT_EVICT_OBJECT,
     EVENT_FILTER,
@@ -527,6 +538,9 @@ cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
         p.ranges[node].bits &= ~RANGE_ON_BO
         node = p.ranges[node].bo_next
     p.node.used[bo.gpu] -= bo.npages
+    if p.order != NULL:
+        evict_remove(p.order, number)
+        p.taken[bo.gpu] -= bo.npages
     if bo.prev:
         p.bos[bo.prev].next = bo.next
     else:
@@ -602,7 +616,10 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
 
 
 cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
+    """The object that goes next: the oldest, or what another order of eviction says."""
     cdef uint32_t number = p.first_bo
+    if p.order != NULL:
+        return evict_victim(p.order, gpu)
     while number and p.bos[number].gpu != gpu:
         number = p.bos[number].next
     return number
@@ -611,7 +628,15 @@ cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
 cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
     cdef uint32_t number = oldest_bo(p, gpu)
-    return p.bos[number].sequence if number else KEEPS
+    if number == 0:
+        return KEEPS
+    return p.bos[number].sequence if p.order == NULL else p.order.units[number].stamp
+
+
+cdef void kfd_take_bo(kfd_t* p, uint32_t number) noexcept nogil:
+    if p.order != NULL:
+        evict_insert(p.order, number, p.bos[number].gpu, p.bos[number].sequence)
+        p.taken[p.bos[number].gpu] += p.bos[number].npages
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
@@ -623,6 +648,12 @@ cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
 
 cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     """Evict the node's oldest objects on a GPU, one by one, until *size* pages fit."""
+    if p.order != NULL:
+        if size > p.quota:
+            return -E_NOMEM
+        while p.taken[gpu] + size > p.quota:
+            if not p.evict_on_full or oldest_bo(p, gpu) == 0 or not evict_oldest(p, gpu):
+                return -E_NOMEM
     if p.node.used[gpu] + size <= p.gpus[gpu].vram_pages:
         return 0
     if not p.evict_on_full:
@@ -631,7 +662,9 @@ cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
 
 
 cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
-    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t))
+    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t)) and (
+        p.order == NULL or evict_reserve(p.order, p.nbos + count, p.ngpus)
+    )
 
 
 cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
@@ -679,6 +712,10 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     cdef range_t* r = p.ranges + node
     cdef int error
     if bo_alive(p, node) and p.bos[r.bo].gpu == gpu:
+        if p.order != NULL:
+            # The driver sees faults and moves, never the touches of mapped pages.
+            evict_touch(p.order, r.bo, p.node.sequence)
+            p.node.sequence += 1
         if not r.bits & RANGE_HAS_BO:
             r.bits |= RANGE_HAS_BO
             p.bos[r.bo].holders += 1
@@ -692,6 +729,8 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     if error:
         return error
     bo_make(p, node, gpu, size)
+    if p.order != NULL:
+        kfd_take_bo(p, r.bo)
     return 0
 
 
@@ -1298,6 +1337,8 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
         and p.state == STATE_RUNNING
         and p.rules.window_migration
         and p.rules.mapped_per_gpu
+        and p.order == NULL
+        and p.engine.costs.map_ns == 0
         and not p.engine.recording
         and p.fail_vram == 0
         and p.fail_limit == 0
@@ -2732,6 +2773,12 @@ cdef class KfdProcess(Process):
         log2 pages, capped at 27.
     evict_on_full : bool
         A full VRAM evicts the oldest objects; else the allocation fails.
+    eviction : str
+        Which object goes: ``driver`` (the oldest), or an order of ``_evict.ORDERS``.
+    seed : int
+        Of the order ``random``.
+    quota_pages : int, optional
+        Most pages of objects on one GPU.
     node : Node, optional
         Device memory to share with other processes.
 
@@ -2752,7 +2799,8 @@ cdef class KfdProcess(Process):
     """
 
     def __cinit__(self, gpus, *, xnack, kernel="7.3", max_svm_range_pages=None,
-                  default_granularity=9, evict_on_full=False, node=None, node_entries=0):
+                  default_granularity=9, evict_on_full=False, node=None, node_entries=0,
+                  eviction="driver", seed=0, quota_pages=None):
         cdef Node shared = Node() if node is None else node
         cdef kfd_t* p
         cdef tenant_t tenant
@@ -2786,6 +2834,12 @@ cdef class KfdProcess(Process):
         take_gpus(p, gpus, self.rules.apu_prefers_system)
         p.xnack = xnack
         p.evict_on_full = evict_on_full
+        if eviction != "driver" or quota_pages is not None:
+            # The driver's own order is that of creation.
+            p.order = evict_new(order_of("fifo" if eviction == "driver" else eviction), seed)
+            if p.order == NULL:
+                raise OutOfMemoryError("no memory for a process")
+        p.quota = <uint64_t>-1 if quota_pages is None else quota_pages
         p.granularity = min(default_granularity, 27) if self.rules.granularity_parameter else 9
         p.max_pages = max_svm_range_pages or largest_range(gpus)
         if set_defaults(p):
@@ -2818,6 +2872,7 @@ cdef class KfdProcess(Process):
         free(p.sides)
         free(p.sets)
         free(p.bos)
+        evict_free(p.order)
         free(p.deferred)
         free(p.buffers)
         free(p.userptrs)
@@ -3092,6 +3147,7 @@ cdef class KfdProcess(Process):
             + <uint64_t>p.cap_sides * sizeof(side_t)
             + <uint64_t>p.cap_sets * sizeof(attrs_t)
             + <uint64_t>p.cap_bos * sizeof(bo_t)
+            + (evict_nbytes(p.order) if p.order != NULL else 0)
         )
 
     def __len__(self):

@@ -35,6 +35,15 @@ class Kfd(Policy):
     evict_on_full : bool
         A full GPU memory evicts the oldest objects; off, the move fails and
         pages stay in system memory.
+    eviction : str
+        Which VRAM object goes first: ``driver`` (the oldest), ``fifo`` (the same,
+        written apart), ``lru``, ``mru``, ``lfu``, ``random`` or ``second_chance``.
+        A use is a fault or a move, since the driver sees no touch of a mapped page.
+        Others than ``driver`` go the long way and are slower to compute.
+    seed : int
+        Of the order ``random``.
+    quota_pages : int or None
+        Most pages of VRAM objects that the process has on one GPU; None: no limit.
 
     Source
     ------
@@ -46,6 +55,9 @@ class Kfd(Policy):
     granularity: int = 9
     max_svm_range_pages: int | None = None
     evict_on_full: bool = True
+    eviction: str = "driver"
+    seed: int = 0
+    quota_pages: int | None = None
 
     def __post_init__(self) -> None:
         kernel_rules(self.kernel)
@@ -56,6 +68,21 @@ class Kfd(Policy):
         if self.max_svm_range_pages is not None and self.max_svm_range_pages < 1:
             raise InvalidArgumentError(
                 f"policy kfd: max_svm_range_pages = {self.max_svm_range_pages}, expected 1 or more"
+            )
+
+        if self.eviction != "driver":
+            from .._evict import ORDERS
+
+            if self.eviction not in ORDERS:
+                raise InvalidArgumentError(
+                    f"policy kfd: eviction = {self.eviction!r}, "
+                    f"expected one of driver, {', '.join(ORDERS)}"
+                )
+        if not 0 <= self.seed < 1 << 64:
+            raise InvalidArgumentError(f"policy kfd: seed = {self.seed}, expected 0 to 2**64 - 1")
+        if self.quota_pages is not None and not 1 <= self.quota_pages < 1 << 52:
+            raise InvalidArgumentError(
+                f"policy kfd: quota_pages = {self.quota_pages}, expected 1 or more"
             )
 
     def create(self, machine: Machine, node: Any = None) -> Any:
@@ -70,6 +97,9 @@ class Kfd(Policy):
             default_granularity=self.granularity,
             evict_on_full=self.evict_on_full,
             node=node,
+            eviction=self.eviction,
+            seed=self.seed,
+            quota_pages=self.quota_pages,
         )
         process.set_costs(machine.costs)
         return process
