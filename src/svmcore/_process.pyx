@@ -21,7 +21,7 @@ from ._faults cimport (
 )
 from ._types cimport E_NOMEM
 
-from ._faults import REASONS
+from ._faults import REASONS as _REASONS
 from .errors import InvalidArgumentError
 
 #: Words of the causes of events, by number.
@@ -179,7 +179,7 @@ cdef class Process:
         self.ops.touch(self.state, processor, first, last, bool(write), &out)
         process_check(self)
         self.moved = out.moved
-        return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
+        return out.ret, _REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
     def step(self, t_ns):
         """Move the clock to *t_ns* and run what is due by then."""

@@ -137,7 +137,7 @@ from .._types cimport (
 
 import numpy as np
 
-from .._faults import REASONS
+from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, NotSupportedError, OutOfMemoryError
 from .actions import (
     Advice,
@@ -1796,7 +1796,7 @@ cdef class PagedProcess(Process):
         paged_deliver(self.t, &arrival, 1, &out)
         process_check(self)
         result = self.result
-        result.reason = REASONS[out.reason]
+        result.reason = _REASONS[out.reason]
         result.migration = out.moved != 0
         if out.best != NOWHERE:
             result.best_loc = location_id(self.gpus, out.best)

@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Advised", "AlwaysMigrate", "FirstTouch", "MigrateOnceThenPin", "NeverMigrate"]
 
 
-def _fetch(start: int, size: int, by: int) -> list[Action]:
-    """The pages come to the processor; the CPU needs no page table entries of its own."""
-    actions: list[Action] = [Move(start, size, by)]
-    if by:
-        actions.append(Map(start, size, by))
-    return actions
-
-
 @register("always_migrate")
 @dataclass(frozen=True)
 class AlwaysMigrate(Paged):
@@ -40,7 +32,10 @@ class AlwaysMigrate(Paged):
     def service(self, view: View, batch: Sequence[Fault]) -> Iterable[Action]:
         """Move, then map."""
         for fault in batch:
-            yield from _fetch(*view.window(fault.addr), fault.by)
+            start, size = view.window(fault.addr)
+            yield Move(start, size, fault.by)
+            if fault.by:  # the CPU has system memory mapped anyway
+                yield Map(start, size, fault.by)
 
 
 @register("first_touch")
