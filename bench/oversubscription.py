@@ -91,9 +91,9 @@ TEXT = """\
 # When memory is short
 
 Two recorded workloads with 25 to 150 percent of their footprint as device memory, on one GPU of
-`h200`. Times are modelled and rest on assumed constants ([Machines](../reference/machines.md)): trust
-faults and bytes first. `advised` and `migrate_once_then_pin` do the same as `always_migrate` on one GPU
-without advice. How victims are chosen is told in [Eviction](../explain/eviction.md).
+`h200`. Times are modelled and rest on assumed constants, see [Machines](../reference/machines.md):
+trust faults and bytes first. `advised` and `migrate_once_then_pin` do the same as `always_migrate`
+on one GPU without advice. How victims are chosen is told in [Eviction](../explain/eviction.md).
 
 ```bash
 python bench/oversubscription.py

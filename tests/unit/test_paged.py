@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from svmcore.policies._paged import unpack
 
 import svmcore
 from svmcore import Gpu, Machine, Space, System
 from svmcore._evict import ORDERS
 from svmcore.errors import AddressError, InvalidArgumentError, NotSupportedError
 from svmcore.machine import Costs
+from svmcore.policies._paged import unpack
 from svmcore.policies.actions import (
     Advice,
     Drop,

@@ -148,7 +148,7 @@ def test_what_no_space_can_be_made_of(table, words):
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (hint("read_mostly", "tabel"), "'tabel', expected one of table, grad, an index below 2"),
+        (hint("read_mostly", "tab"), "'tab', expected one of table, grad, an index below 2"),
         (hint("read_mostly", 2), "buffer 2, expected"),
         (hint("read_mostly", "0x1-0x2"), "a range"),
         (hint("prefetch", location="gpu1"), "'gpu1', expected one of cpu, gpu0"),

@@ -8,7 +8,7 @@ negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
