@@ -42,7 +42,7 @@ class Difference:
         4 KiB page number of the first page about which the rules disagree, the
         record's first one where they do not.
     rule_a, rule_b : str
-        The rule that decided under each, as :meth:`svmcore.Space.explain` names it.
+        The rule that decided under each, as :meth:`svmcore.engine.Space.explain` names it.
     text_a, text_b : str
         A sentence for each.
     """

@@ -18,13 +18,13 @@ from typing import Any
 from .errors import InvalidArgumentError
 from .units import PAGE_SHIFT, parse_size
 
-__all__ = ["Costs", "Curve", "Gpu", "Machine", "preset_names"]
+__all__ = ["Costs", "Gpu", "Machine", "preset_names"]
 
 _MOST_GPUS = 64
 _SOURCES = ("measured", "published", "assumed")
 _HIVE_LINKS = ("xgmi", "nvlink")
 #: Points of a transfer curve: (bytes, ns), both ascending.
-Curve = tuple[tuple[int, float], ...]
+_Curve = tuple[tuple[int, float], ...]
 _MOST_POINTS = 15
 
 
@@ -104,18 +104,26 @@ class Costs:
     fault_in_batch_ns: int = 500
     evict_ns: int = 0
     map_ns: int = 0
-    to_device_curve: Curve = ()
-    to_host_curve: Curve = ()
-    peer_curve: Curve = ()
+    to_device_curve: _Curve = ()
+    to_host_curve: _Curve = ()
+    peer_curve: _Curve = ()
 
     @property
     def assumed(self) -> list[str]:
         """Names of the constants without a measurement or a publication behind them."""
-        return self.assumed_of((*_COST_KEYS, *(key for key in _CURVES if getattr(self, key))))
+        return self.assumed_of((*_COST_KEYS, *_CURVES))
 
     def assumed_of(self, names: Iterable[str]) -> list[str]:
-        """Those of *names* without a measurement or a publication behind them."""
-        return sorted(name for name in names if self.sources.get(name, "assumed") == "assumed")
+        """Those of *names* without a measurement or a publication behind them.
+
+        A curve that is not given is none.
+        """
+        return sorted(
+            name
+            for name in names
+            if self.sources.get(name, "assumed") == "assumed"
+            and (name not in _CURVES or getattr(self, name))
+        )
 
     def transfer_ns(self, nbytes: int, curve: str = "to_device") -> int:
         """What one transfer costs, rounded down to whole ns.
@@ -503,7 +511,7 @@ def _constant(entry: Any, where: str) -> tuple[Any, str]:
     return _need(entry, "value", where), source
 
 
-def _curve(points: Any, where: str) -> Curve:
+def _curve(points: Any, where: str) -> _Curve:
     """The points of a transfer curve, checked."""
     last = (0, 0.0)
     curve = []

@@ -254,6 +254,7 @@ def plan_of(table: Mapping[str, Any], where: str = "plan") -> Plan:
 
     Examples
     --------
+    >>> from svmcore.plans import plan_of
     >>> table = {"name": "half", "capacity": {"gpu0": "40GiB"}, "settings": {"granularity": 6}}
     >>> plan = plan_of(table)
     >>> plan.space().policy.settings()["granularity"], plan.space().machine.gpus[0].vram_pages

@@ -427,7 +427,8 @@ class _Run:
 
     def result(self, by: str, raw: bool) -> Result:
         policy: Policy = self.space.policy
-        assumed = self.space.machine.costs.assumed
+        costs = self.space.machine.costs
+        assumed = costs.assumed_of(policy.costs_used) if policy.costs_used else costs.assumed
         notes = ["times are modelled"]
         if self.source.kind == "fault":
             notes.append(BOUND_NOTE)

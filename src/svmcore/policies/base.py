@@ -43,6 +43,8 @@ class Policy:
 
     #: Name on the command line; set by :func:`register`.
     name: ClassVar[str] = ""
+    #: Constants of a machine that enter modelled times under it; empty: all of them.
+    costs_used: ClassVar[tuple[str, ...]] = ()
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -49,6 +49,20 @@ class Kfd(Policy):
     ------
     AMD KFD SVM attribute document and driver; ``docs/explain/kfd.md``.
     """
+
+    # GPUs exchange pages by way of system memory, and faults come one by one.
+    costs_used: ClassVar[tuple[str, ...]] = (
+        "fault_ns",
+        "unmap_ns",
+        "migrate_latency_ns",
+        "migrate_bytes_per_s",
+        "to_device_curve",
+        "to_host_curve",
+        "remote_access_ns",
+        "remote_bytes_per_s",
+        "evict_ns",
+        "map_ns",
+    )
 
     kernel: str = "7.3"
     xnack: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
@@ -49,6 +49,23 @@ class Paged(Policy):
     InvalidArgumentError
         If a parameter is out of range.
     """
+
+    # Faults are served one by one.
+    costs_used: ClassVar[tuple[str, ...]] = (
+        "fault_ns",
+        "unmap_ns",
+        "migrate_latency_ns",
+        "migrate_bytes_per_s",
+        "to_device_curve",
+        "to_host_curve",
+        "peer_latency_ns",
+        "peer_bytes_per_s",
+        "peer_curve",
+        "remote_access_ns",
+        "remote_bytes_per_s",
+        "evict_ns",
+        "map_ns",
+    )
 
     unit: int = 9
     granularity: int = 9
