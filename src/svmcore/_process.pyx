@@ -22,12 +22,14 @@ from ._faults cimport (
 from ._types cimport E_NOMEM
 
 from ._faults import REASONS as _REASONS
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, OutOfMemoryError
 
 #: Words of the causes of events, by number.
 TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
 UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
 WARNINGS = ("bo_not_last_ref",)
+#: Kinds of mappings, by number.
+KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
 
 
 cdef int node_make_room(node_t* n, engine_t* engine, uint32_t gpu, uint64_t size,
@@ -114,6 +116,16 @@ cdef int process_check(Process p) except -1:
     return 0
 
 
+cdef uint32_t mapping_code(object prot, object kind) except 0:
+    return 1 + (("r" in prot) | ("w" in prot) << 1 | KINDS.index(kind) << 2)
+
+
+cdef object mapping_row(uint64_t first, uint64_t last, uint32_t code):
+    bits = code - 1
+    prot = ("r" if bits & 1 else "") + ("w" if bits & 2 else "")
+    return first, last, prot or "-", KINDS[bits >> 2]
+
+
 cdef object location_id(tuple gpus, uint8_t processor):
     return gpus[processor - 1].id if processor else 0
 
@@ -150,6 +162,29 @@ cdef int collect_events(engine_t* engine, tuple gpus, object result) except -1:
 @cython.no_gc_clear  # a derived __dealloc__ still needs the node when a cycle is collected
 cdef class Process:
     """One process on a node; the policies' compiled halves derive from it."""
+
+    def begin(self, t_ns, record=True):
+        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`.
+
+        With *record* off only the result and the views tell what it did, and faults may
+        take the short way that replays take.
+        """
+        self.engine.now = t_ns
+        self.engine.cost_ns = 0
+        self.engine.nevents = 0
+        self.engine.recording = record
+        self.result = self.outcome()
+        return self.result
+
+    def finish(self, ret=0):
+        """End the operation; its result with every effect in order."""
+        self.engine.recording = False
+        self.result.ret = ret
+        collect_events(self.engine, self.gpus, self.result)
+        if self.engine.lost_events:
+            self.engine.lost_events = False
+            raise OutOfMemoryError("no memory for the event log of an operation")
+        return self.result
 
     @cython.binding(False)  # a plain method descriptor: a faster call
     def access(self, processor, first, last, write):

@@ -868,7 +868,8 @@ class Space:
         -------
         list of (start, size, where)
             Bytes, whole pages, in order; *where* is ``"cpu"``, ``"gpu0"`` ... or
-            ``"absent"`` for pages that nobody touched yet. Neighbours differ.
+            ``"absent"`` for pages that nobody touched yet, and ``"cpu+gpu0"`` where there
+            are copies. Neighbours differ.
 
         Complexity
         ----------
@@ -876,14 +877,22 @@ class Space:
         """
         first, last = pages_of(addr, size)
         runs: list[tuple[int, int, str]] = []
-        start, where = first, self.process.where(first)
+        start, where = first, self._place(first)
         for page in range(first + 1, last + 2):
-            here = self.process.where(page) if page <= last else None
+            here = self._place(page) if page <= last else ""
             if here != where:
-                name = "absent" if where < 0 else _processor_name(where)
-                runs.append((start << PAGE_SHIFT, (page - start) << PAGE_SHIFT, name))
+                runs.append((start << PAGE_SHIFT, (page - start) << PAGE_SHIFT, where))
                 start, where = page, here
         return runs
+
+    def _place(self, page: int) -> str:
+        copies = getattr(self.process, "copies", None)
+        if copies is not None:
+            mask = copies(page)
+            names = [_processor_name(p) for p in range(mask.bit_length()) if mask >> p & 1]
+            return "+".join(names) or "absent"
+        where = self.process.where(page)
+        return "absent" if where < 0 else _processor_name(where)
 
     def explain(self, addr: int, by: str = "gpu0", write: bool = False) -> Explanation:
         """Which rule decides a touch of *addr*, and what it would do; changes nothing.
@@ -902,13 +911,12 @@ class Space:
         """
         page, _ = pages_of(addr, 1)
         processor = self._processor(by)
-        # A process of another policy than kfd says itself what decides.
-        decide = getattr(self.process, "explain", None)
-        if decide is None:
-            return Explanation(addr, by, *self._decide(page, processor, write))
-        rule, text, to, pages = decide(page, processor, write)
-        window = None if pages is None else (pages[0] << PAGE_SHIFT, (pages[1] + 1) << PAGE_SHIFT)
-        location = None if to is None else _processor_name(to)
+        if hasattr(self.policy, "explain"):
+            rule, text, location, window = self.policy.explain(
+                self.process, page, processor, int(write)
+            )
+        else:
+            rule, text, location, window = self._decide(page, processor, write)
         return Explanation(addr, by, rule, text, location, window)
 
     def counters(self) -> dict[str, int]:

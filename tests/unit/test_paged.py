@@ -101,7 +101,7 @@ def test_duplicates_share_and_are_given_up():
     assert not space.process.mapped(0, BASE >> 12, True), "the owner reads only as well"
     assert space.system.used("gpu1") == BLOCK
     assert space.access(BASE, by="gpu0", write=True).faults == 1
-    assert space.process.copies(BASE >> 12) == ()
+    assert space.process.copies(BASE >> 12) == 0b10
     assert space.system.used("gpu1") == 0, "its unit held nothing else"
     assert space.counters()["migrations"] == 1
     space.process.check()

@@ -12,8 +12,17 @@ from ..compare import compare as run_compare
 from ..errors import InvalidArgumentError, SvmError, TraceError
 from ..plans import load_plan
 from ..report.text import ranking
-from .common import emit_json, format_option, json_option, opened, printable, range_option, show
-from .replay import machine_of
+from .common import (
+    by_option,
+    emit_json,
+    format_option,
+    json_option,
+    opened,
+    printable,
+    range_option,
+    show,
+)
+from .replay import machine_of, model_options
 
 __all__ = ["compare"]
 
@@ -28,22 +37,7 @@ __all__ = ["compare"]
     required=True,
     help="A hint plan; give one or more.",
 )
-@click.option("--policy", default="kfd", show_default=True, help="For plans that name none.")
-@click.option("--machine", default="gpu-80g", show_default=True, help="For plans that name none.")
-@click.option(
-    "settings",
-    "--set",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A parameter of the policy where a plan says nothing; may be repeated.",
-)
-@click.option(
-    "--by",
-    metavar="PROC",
-    default="gpu0",
-    show_default=True,
-    help="Processor of the records that name none: cpu, gpu0, ...",
-)
+@model_options
 @format_option()
 @range_option
 @json_option

@@ -269,4 +269,3 @@ cdef class KfdProcess(Process):
     cdef readonly object rules
     cdef dict index
     cdef public bint refused
-    cdef object result

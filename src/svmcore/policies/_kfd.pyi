@@ -6,7 +6,6 @@ from ..machine import Gpu
 from .kernels import KernelRules
 from .outcome import Outcome
 
-KINDS: Final[tuple[str, ...]]
 STATES: Final[tuple[str, ...]]
 
 class KfdProcess(Process):

@@ -78,8 +78,9 @@ from .._process cimport (
     Node,
     Process,
     arrival_t,
-    collect_events,
     location_id,
+    mapping_code,
+    mapping_row,
     node_make_room,
     ops_t,
     tenant_t,
@@ -211,7 +212,6 @@ cdef enum vma_bits:
     KIND_IO = 4
     KIND_PFNMAP = 5
 
-KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
 STATES = ("", "no_process", "no_node", "mm_gone", "drain_pagefaults")
 
 # A growing list of range numbers.
@@ -2815,6 +2815,7 @@ cdef class KfdProcess(Process):
         self.gpus = gpus
         self.node = shared
         self.index = {gpu.id: i for i, gpu in enumerate(gpus)}
+        self.outcome = Outcome
         self.result = Outcome()
         p = <kfd_t*>calloc(1, sizeof(kfd_t))
         if p == NULL:
@@ -2880,32 +2881,9 @@ cdef class KfdProcess(Process):
 
     # ---- operations ----
 
-    def begin(self, t_ns, record=True):
-        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`.
-
-        With *record* off only the result and the views tell what it did, and faults may
-        take the short way that replays take.
-        """
-        self.p.engine.now = t_ns
-        self.p.engine.cost_ns = 0
-        self.p.engine.nevents = 0
-        self.p.engine.recording = record
-        self.result = Outcome()
-        return self.result
-
-    def finish(self, ret=0):
-        """End the operation; its result with every effect in order."""
-        self.p.engine.recording = False
-        self.result.ret = ret
-        collect_events(self.p.engine, self.gpus, self.result)
-        if self.p.engine.lost_events:
-            self.p.engine.lost_events = False
-            raise OutOfMemoryError("no memory for the event log of an operation")
-        return self.result
-
     def mmap(self, first, last, prot="rw", kind="anon"):
         """A CPU mapping appears; -EEXIST where one is already."""
-        return kfd_mmap(self.p, first, last, 1 + (prot_bits(prot) | KINDS.index(kind) << 2))
+        return kfd_mmap(self.p, first, last, mapping_code(prot, kind))
 
     def munmap(self, first, last):
         """CPU mappings go; ranges follow by deferred work (section 13)."""
@@ -2913,7 +2891,7 @@ cdef class KfdProcess(Process):
 
     def mprotect(self, first, last, prot):
         """Protection changes; a hole stops it with -ENOMEM (section 19.4)."""
-        return kfd_mprotect(self.p, first, last, prot_bits(prot))
+        return kfd_mprotect(self.p, first, last, mapping_code(prot, "anon") - 1)
 
     def invalidate(self, first, last):
         """CPU page tables change without data loss."""
@@ -3275,8 +3253,7 @@ cdef class KfdProcess(Process):
         cdef uint32_t code = vma_at(self.p, page, &end)
         if code == 0:
             return None
-        prot = ("r" if vma_readable(code) else "") + ("w" if vma_writable(code) else "")
-        return self.p.vma_first, end, prot or "-", KINDS[vma_kind(code)]
+        return mapping_row(self.p.vma_first, end, code)
 
     def next_vma(self, page):
         """First page of the next CPU mapping that ends at or after *page*, None without one."""
@@ -3355,10 +3332,6 @@ cdef object largest_range(tuple gpus):
     smallest = min((gpu.vram_pages for gpu in gpus), default=1 << 23)
     pages = min(max(smallest * 4096 >> 17, 512), 262144)
     return 1 << (pages.bit_length() - 1)
-
-
-cdef uint32_t prot_bits(str prot):
-    return ("r" in prot) * PROT_READ | ("w" in prot) * PROT_WRITE
 
 
 cdef object piece_row(kfd_t* p, uint32_t node, tuple names, int child):

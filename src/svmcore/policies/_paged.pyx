@@ -69,8 +69,9 @@ from .._process cimport (
     Node,
     Process,
     arrival_t,
-    collect_events,
     location_id,
+    mapping_code,
+    mapping_row,
     node_make_room,
     node_t,
     ops_t,
@@ -174,7 +175,6 @@ cdef enum:
     ATTR_CLR_FLAGS = 6
     ATTR_GRANULARITY = 7
 
-KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
 FAIL_REASONS = {
     "EACCES": (-E_ACCES, REASON_NO_ACCESS),
     "EPERM": (-E_PERM, REASON_PERMISSION),
@@ -1336,7 +1336,7 @@ cdef class View:
 
     def copies(self, addr):
         """Processors that have a copy of the page."""
-        return self.process.copies(addr >> 12)
+        return self.process.copy_holders(addr >> 12)
 
     def mapped(self, addr, by, write=False):
         """Whether processor *by* touches the page without a fault."""
@@ -1441,7 +1441,6 @@ cdef class PagedProcess(Process):
     cdef object __weakref__
     cdef readonly object machine
     cdef readonly object policy
-    cdef object result
 
     def __cinit__(self, machine, policy, node=None):
         cdef Node shared = Node() if node is None else node
@@ -1456,6 +1455,7 @@ cdef class PagedProcess(Process):
         self.policy = policy
         self.gpus = tuple(machine.gpus)
         self.node = shared
+        self.outcome = Outcome
         self.result = Outcome()
         t = self.t = <paged_t*>calloc(1, sizeof(paged_t))
         if t == NULL:
@@ -1651,28 +1651,9 @@ cdef class PagedProcess(Process):
 
     # ---- operations ----
 
-    def begin(self, t_ns, record=True):
-        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`."""
-        self.engine.now = t_ns
-        self.engine.cost_ns = 0
-        self.engine.nevents = 0
-        self.engine.recording = record
-        self.result = Outcome()
-        return self.result
-
-    def finish(self, ret=0):
-        """End the operation; its result with every effect in order."""
-        self.engine.recording = False
-        self.result.ret = ret
-        collect_events(self.engine, self.gpus, self.result)
-        if self.engine.lost_events:
-            self.engine.lost_events = False
-            raise OutOfMemoryError("no memory for the event log of an operation")
-        return self.result
-
     def mmap(self, first, last, prot="rw", kind="anon"):
         """A CPU mapping appears; -EEXIST where one is already."""
-        return paged_mmap(self.t, first, last, 1 + (prot_bits(prot) | KINDS.index(kind) << 2))
+        return paged_mmap(self.t, first, last, mapping_code(prot, kind))
 
     def munmap(self, first, last):
         """CPU mappings go, and with them pages, copies, advice and marks."""
@@ -1687,7 +1668,8 @@ cdef class PagedProcess(Process):
             if vma_at(t, page, &e) == 0:
                 return -E_NOMEM
             stop = e.last if e.last < end else end
-            if ranges_assign(t.vmas, page, stop, 1 + (prot_bits(prot) | (e.value - 1) >> 2 << 2)):
+            kind = (e.value - 1) >> 2 << 2
+            if ranges_assign(t.vmas, page, stop, mapping_code(prot, "anon") + kind):
                 return -E_NOMEM
             self.invalidate(page, stop)
             if stop == end:
@@ -1892,9 +1874,15 @@ cdef class PagedProcess(Process):
         return res_where(self.engine.res, page)
 
     def copies(self, page):
-        """Processors with a copy of the page, ascending."""
-        cdef uint32_t block = find_block(self.engine.res, <uint64_t>page >> 9), code
-        cdef uint32_t bit = <uint64_t>page & 511
+        """Where the page is: bits of processors, its home and those with a copy; 0 nowhere yet."""
+        cdef int home = res_where(self.engine.res, page)
+        bits = 1 << home if home >= 0 else 0
+        for code in self.copy_holders(page):
+            bits |= 1 << code
+        return bits
+
+    cdef tuple copy_holders(self, uint64_t page):
+        cdef uint32_t block = find_block(self.engine.res, page >> 9), code, bit = page & 511
         cdef uint64_t* line
         found = []
         for code in range(1 + self.t.ngpus):
@@ -1911,10 +1899,7 @@ cdef class PagedProcess(Process):
         """The CPU mapping at *page*: (first, last, protection, kind), None without one."""
         cdef range_entry_t e
         cdef uint32_t code = vma_at(self.t, page, &e)
-        if code == 0:
-            return None
-        prot = ("r" if (code - 1) & PROT_READ else "") + ("w" if (code - 1) & PROT_WRITE else "")
-        return e.first, e.last, prot or "-", KINDS[(code - 1) >> 2]
+        return mapping_row(e.first, e.last, code) if code else None
 
     def next_vma(self, page):
         """First page of the next CPU mapping that ends at or after *page*, None without one."""
@@ -1958,10 +1943,6 @@ cdef class PagedProcess(Process):
         cdef int rule = paged_check(self.t)
         if rule:
             raise AssertionError(_RULES[rule])
-
-
-cdef uint32_t prot_bits(str prot):
-    return ("r" in prot) * PROT_READ | ("w" in prot) * PROT_WRITE
 
 
 cdef str action_text(object action):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
-from .base import Policy, register
+from .base import Policy, check_memory_parameters, register
 from .kernels import kernel_rules
 
 __all__ = ["Kfd"]
@@ -84,20 +84,9 @@ class Kfd(Policy):
                 f"policy kfd: max_svm_range_pages = {self.max_svm_range_pages}, expected 1 or more"
             )
 
-        if self.eviction != "driver":
-            from .._evict import ORDERS
+        from .._evict import ORDERS
 
-            if self.eviction not in ORDERS:
-                raise InvalidArgumentError(
-                    f"policy kfd: eviction = {self.eviction!r}, "
-                    f"expected one of driver, {', '.join(ORDERS)}"
-                )
-        if not 0 <= self.seed < 1 << 64:
-            raise InvalidArgumentError(f"policy kfd: seed = {self.seed}, expected 0 to 2**64 - 1")
-        if self.quota_pages is not None and not 1 <= self.quota_pages < 1 << 52:
-            raise InvalidArgumentError(
-                f"policy kfd: quota_pages = {self.quota_pages}, expected 1 or more"
-            )
+        check_memory_parameters(self, ("driver", *ORDERS))
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A compiled process under the driver, with the machine's costs."""

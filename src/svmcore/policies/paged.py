@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
+from ..records import processor_name
+from ..units import bytes_of
 from .actions import Drop, Duplicate, Fail, Fault, Map, Mark, Move, Retry, Unmap
-from .base import Policy
+from .base import Policy, check_memory_parameters
 
 if TYPE_CHECKING:
     from ._paged import View
@@ -76,21 +78,13 @@ class Paged(Policy):
     def __post_init__(self) -> None:
         from .._evict import ORDERS
 
-        if not 0 <= self.unit <= _UNITS:
-            raise self._bad("unit", f"0 to {_UNITS}")
-        if not 0 <= self.granularity <= 63:
-            raise self._bad("granularity", "0 to 63")
-        if self.eviction not in ORDERS:
-            raise self._bad("eviction", f"one of {', '.join(ORDERS)}")
-        if not 0 <= self.seed < 1 << 64:
-            raise self._bad("seed", "0 to 2**64 - 1")
-        if self.quota_pages is not None and not 1 <= self.quota_pages < 1 << 52:
-            raise self._bad("quota_pages", "1 or more")
-
-    def _bad(self, key: str, expected: str) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"policy {self.name}: {key} = {getattr(self, key)!r}, expected {expected}"
-        )
+        for key, most in (("unit", _UNITS), ("granularity", 63)):
+            value = getattr(self, key)
+            if not 0 <= value <= most:
+                raise InvalidArgumentError(
+                    f"policy {self.name}: {key} = {value!r}, expected 0 to {most}"
+                )
+        check_memory_parameters(self, ORDERS)
 
     def service(self, view: View, batch: Sequence[Fault]) -> Iterable[Action]:
         """What to do about the faults, in order; it must not change anything itself.
@@ -113,6 +107,14 @@ class Paged(Policy):
     def prefetch(self, view: View, start: int, size: int, to: int) -> Iterable[Action]:
         """What a prefetch of pages of one mapping does; by default they move and are mapped."""
         return [Move(start, size, to), Map(start, size, to)] if to else [Move(start, size, to)]
+
+    def explain(
+        self, process: Any, page: int, processor: int, write: int
+    ) -> tuple[str, str, str | None, tuple[int, int] | None]:
+        """What a touch would do, for :meth:`svmcore.engine.Space.explain`; nothing changes."""
+        rule, text, to, pages = process.explain(page, processor, bool(write))
+        location = None if to is None else processor_name(to)
+        return rule, text, location, None if pages is None else bytes_of(*pages)
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process that asks this policy, with the machine's costs."""
