@@ -43,7 +43,7 @@ TRACES_SEEN_FROM = FLOOR["replay"]
 # In policies/: what every policy may use. Each other file is a policy, `_x` the compiled
 # half of `x`, `_x_state` what saves it.
 POLICY_ROOMS = {"policies.base", "policies.kernels", "policies.outcome"}
-POLICY_ROOMS |= {"policies.actions", "policies._paged", "policies.paged"}
+POLICY_ROOMS |= {"policies.actions", "policies.paged", "policies._paged", "policies._paged_state"}
 # The oracle shares no compiled code with what it judges.
 COMPILED = (
     "_ranges",

@@ -424,7 +424,7 @@ FIELDS = {
 }
 HOMES = {"engine_t": "_faults.pxd", "node_t": "_process.pxd"}
 HOMES |= dict.fromkeys(("evict_t", "unit_t"), "_evict.pxd")
-HOMES |= dict.fromkeys(("paged_t", "chunk_t", "advice_t"), "policies/_paged.pyx")
+HOMES |= dict.fromkeys(("paged_t", "chunk_t", "advice_t"), "policies/_paged.pxd")
 
 
 @pytest.mark.parametrize("struct", FIELDS)

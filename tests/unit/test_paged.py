@@ -16,7 +16,7 @@ from svmcore import Gpu, Machine, Space, System
 from svmcore._evict import ORDERS
 from svmcore.errors import AddressError, InvalidArgumentError, NotSupportedError
 from svmcore.machine import Costs
-from svmcore.policies._paged import unpack
+from svmcore.policies._paged_state import unpack
 from svmcore.policies.actions import (
     Advice,
     Drop,

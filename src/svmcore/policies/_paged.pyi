@@ -1,8 +1,5 @@
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, final
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from typing import Final, Self, final
 
 from .._process import Node, Process
 from ..machine import Machine
@@ -10,9 +7,6 @@ from .actions import Advice
 from .paged import Paged
 
 FAIL_REASONS: Final[dict[str, tuple[int, int]]]
-PROCESS: Final[np.dtype[np.void]]
-ADVICE: Final[np.dtype[np.void]]
-TABLES: Final[dict[str, int]]
 
 @final
 class View:
@@ -72,6 +66,3 @@ class PagedProcess(Process):
         self, page: int, processor: int, write: bool
     ) -> tuple[str, str, int | None, tuple[int, int] | None]: ...
     def check(self) -> None: ...
-
-def pack(process: PagedProcess) -> dict[str, npt.NDArray[Any]]: ...
-def unpack(process: PagedProcess, tables: Mapping[str, npt.NDArray[Any]]) -> None: ...

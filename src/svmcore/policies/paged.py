@@ -126,7 +126,7 @@ class Paged(Policy):
 
     def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
         """Every mapping, mask, unit, advice, mark and counter of the process."""
-        from ._paged import pack
+        from ._paged_state import pack
 
         return pack(process)
 
@@ -138,6 +138,6 @@ class Paged(Policy):
         InvalidArgumentError
             If the arrays do not fit the process or each other.
         """
-        from ._paged import unpack
+        from ._paged_state import unpack
 
         unpack(process, arrays)
