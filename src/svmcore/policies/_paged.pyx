@@ -19,11 +19,8 @@ from .._evict cimport (
     evict_insert,
     evict_nbytes,
     evict_new,
-    evict_pack,
     evict_remove,
     evict_reserve,
-    evict_restore,
-    evict_t,
     evict_touch,
     evict_victim,
     order_of,
@@ -67,7 +64,6 @@ from .._process cimport (
     mapping_code,
     mapping_row,
     node_make_room,
-    node_t,
     ops_t,
     process_check,
     tenant_t,
@@ -78,7 +74,6 @@ from .._ranges cimport (
     ranges_assign,
     ranges_begin,
     ranges_commit,
-    ranges_count,
     ranges_find,
     ranges_free,
     ranges_nbytes,
@@ -129,8 +124,6 @@ from .._types cimport (
     KIND_PREFETCH,
     record_t,
 )
-
-import numpy as np
 
 from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, NotSupportedError, OutOfMemoryError
