@@ -1448,7 +1448,8 @@ cdef class PagedProcess(Process):
         cdef trigger_t trigger = TRIGGER_GPU_FAULT if processor else TRIGGER_CPU_FAULT
         try:
             fault = Fault(page << 12, processor, bool(write))
-            for action in self.policy.service(View(self), [fault]):
+            # All is decided before anything is done.
+            for action in list(self.policy.service(View(self), [fault])):
                 self.execute(action, trigger, out)
         except BaseException as error:
             self.failure = error
@@ -1556,9 +1557,10 @@ cdef class PagedProcess(Process):
             while True:
                 vma_at(self.t, page, &e)
                 stop = min(e.last, last)
-                for action in self.policy.prefetch(
+                actions = self.policy.prefetch(
                     View(self), int(page) << 12, int(stop - page + 1) << 12, value
-                ):
+                )
+                for action in list(actions):
                     self.execute(action, TRIGGER_PREFETCH, &answer)
                 if stop == last:
                     break

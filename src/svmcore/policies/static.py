@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Advised", "AlwaysMigrate", "FirstTouch", "MigrateOnceThenPin", "NeverMigrate"]
 
 
+def _served(start: int, size: int, by: int, home: int) -> Iterable[Action]:
+    """Map the window, whose page will lie at *home*; the CPU has system memory mapped anyway."""
+    if by or home > 0:
+        yield Map(start, size, by)
+
+
 @register("always_migrate")
 @dataclass(frozen=True)
 class AlwaysMigrate(Paged):
@@ -34,8 +40,7 @@ class AlwaysMigrate(Paged):
         for fault in batch:
             start, size = view.window(fault.addr)
             yield Move(start, size, fault.by)
-            if fault.by:  # the CPU has system memory mapped anyway
-                yield Map(start, size, fault.by)
+            yield from _served(start, size, fault.by, fault.by)
 
 
 @register("first_touch")
@@ -52,11 +57,10 @@ class FirstTouch(Paged):
         for fault in batch:
             start, size = view.window(fault.addr)
             home = view.where(fault.addr)
-            if home <= 0 and fault.by:
-                yield Move(start, size, fault.by)
-            elif home > 0 and not view.reaches(fault.by, home):
-                yield Move(start, size, 0)
-            yield from _map_reached(view, fault, start, size)
+            to = fault.by if home <= 0 else _in_reach(view, fault, home)
+            if to != home:
+                yield Move(start, size, to)
+            yield from _served(start, size, fault.by, to)
 
 
 @register("migrate_once_then_pin")
@@ -79,14 +83,13 @@ class MigrateOnceThenPin(Paged):
         for fault in batch:
             start, size = view.window(fault.addr)
             home = view.where(fault.addr)
-            if home <= 0 and fault.by and not view.mark(fault.addr):
-                yield Move(start, size, fault.by)
-            elif home > 0 and not view.mark(fault.addr):
-                yield Move(start, size, fault.by)
+            pinned = view.mark(fault.addr) != 0
+            to = _in_reach(view, fault, home) if pinned else fault.by
+            if to != home:
+                yield Move(start, size, to)
+            if home > 0 and not pinned:
                 yield Mark(start, size, 1)
-            elif home > 0 and not view.reaches(fault.by, home):
-                yield Move(start, size, 0)
-            yield from _map_reached(view, fault, start, size)
+            yield from _served(start, size, fault.by, to)
 
 
 @register("never_migrate")
@@ -99,9 +102,10 @@ class NeverMigrate(Paged):
         for fault in batch:
             start, size = view.window(fault.addr)
             home = view.where(fault.addr)
-            if home > 0 and not view.reaches(fault.by, home):
-                yield Move(start, size, 0)
-            yield from _map_reached(view, fault, start, size)
+            to = _in_reach(view, fault, home)
+            if to != max(home, 0):
+                yield Move(start, size, to)
+            yield from _served(start, size, fault.by, to)
 
 
 @register("advised")
@@ -144,10 +148,9 @@ class Advised(Paged):
                 to = fault.by
             if to != home:
                 yield Move(start, size, to)
-            yield from _map_reached(view, fault, start, size)
+            yield from _served(start, size, fault.by, to)
 
 
-def _map_reached(view: View, fault: Fault, start: int, size: int) -> Iterable[Action]:
-    """Map what the processor reaches of the window; the CPU has system memory mapped anyway."""
-    if fault.by or view.where(fault.addr) > 0:
-        yield Map(start, size, fault.by)
+def _in_reach(view: View, fault: Fault, home: int) -> int:
+    """Where pages that stay are mapped: their home, or system memory where that is out of reach."""
+    return home if home > 0 and view.reaches(fault.by, home) else 0
