@@ -35,6 +35,7 @@ _KEYS = ("name", "policy", "machine", "settings", "capacity", "hint")
 _HINT_KEYS = ("buffer", "advice", "location", "value", "at")
 _SPAN = re.compile(r"\s*(0[xX][0-9a-fA-F]+)\s*-\s*(0[xX][0-9a-fA-F]+)\s*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|ms|s)\s*")
+_LATEST = 1 << 62
 _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 
@@ -224,7 +225,7 @@ class Schedule:
         if self.t0 is None:
             return len(records)
         reached = (records["kind"] <= Kind.FAULT) & (
-            records["t_ns"] >= np.uint64(self.t0 + hint.at_ns)
+            records["t_ns"] >= np.uint64(min(self.t0 + hint.at_ns, (1 << 64) - 1))
         )
         return int(reached.argmax()) if reached.any() else len(records)
 
@@ -354,11 +355,12 @@ def _moment(at: object, where: str) -> tuple[int, int | None]:
     if type(at) is int and at >= 0:
         return at, None
     found = _TIME.fullmatch(at) if isinstance(at, str) else None
-    if found is None:
+    ns = int(float(found[1]) * _NS[found[2]]) if found is not None else _LATEST
+    if ns >= _LATEST:
         raise InvalidArgumentError(
             f"{where}: at {at!r:.40}, expected the number of a record, or a time as '1.5ms'"
         )
-    return 0, int(float(found[1]) * _NS[found[2]])
+    return 0, ns
 
 
 def _records(

@@ -105,7 +105,7 @@ def replay(
     InvalidArgumentError
         If a record's processor is none of the machine's (the chunks before it
         have been replayed), an array holds a record without bytes or past
-        2**64, *chunk* or *checkpoint_every* is below 1, the checkpoint to resume
+        2**64, *chunk* or *checkpoint_every* is below 1, *stop* below 0, the checkpoint to resume
         from is of another trace, machine, policy or other arguments, or a hint of
         the plan names what the trace or the machine lacks or is refused by the driver.
     SvmError
@@ -133,6 +133,8 @@ def replay(
             "replay with a plan: expected no checkpoint and none to resume from, which do not know "
             "the hints that were given"
         )
+    if stop is not None and stop < 0:
+        raise InvalidArgumentError(f"stop at record {stop}: expected 0 or more")
     now = time.perf_counter
     spent = Profile()
     started = now()
@@ -142,13 +144,13 @@ def replay(
     settings = {"by": by, "raw_faults": raw_faults, "outcomes": outcomes}
     opened = now()
     mappings = source.mappings()
+    schedule = None if plan is None else plan.schedule(mappings, space.machine)
     found = now()
     if resume is None:
         # Objects may have mapped memory already: only what is missing is added.
         for first, last in _page_spans(mappings):
             _map_missing(space, first, last)
     mapped = now()
-    schedule = None if plan is None else plan.schedule(mappings, space.machine)
     run = _Run(space, source, mappings, code, raw_faults, strict, spent, keep=outcomes)
     if place is not None or resume is not None:
         settings["digest"] = source.digest

@@ -119,6 +119,11 @@ def test_every_key_of_a_plan(tmp_path):
         ("name = 'x'\n[[hint]]\nbuffer = '*'\nadvice = 'discard'", "no attribute"),
         ("name = 'x'\n[[hint]]\nbuffer = '*'\nadvice = 'read_mostly'\nat = 'soon'", "'soon'"),
         ("name = 'x'\n[[hint]]\nbuffer = '*'\nadvice = 'read_mostly'\nat = -1", "at -1"),
+        (
+            "name = 'x'\n[[hint]]\nbuffer = '*'\nadvice = 'read_mostly'\nat = '9000000000s'",
+            "'90000",
+        ),
+        ("name = 'x'\n[[hint]]\nbuffer = true\nadvice = 'read_mostly'", "buffer True"),
         ("name", "expected a TOML file"),
     ],
 )
@@ -210,6 +215,9 @@ def test_advice_costs_its_time_and_a_replay_can_stop():
     space = Space("gpu-80g", policy="first_touch")
     result = svmcore.replay(touches(), space, stop=4, chunk=3)
     assert result.trace["records"] == result.counters["faults"] == 4
+    assert svmcore.replay(touches(), Space("gpu-80g"), stop=0).trace["records"] == 0
+    with pytest.raises(InvalidArgumentError, match="stop at record -1"):
+        svmcore.replay(touches(), Space("gpu-80g"), stop=-1)
 
 
 def test_words_of_all_vendors_reach_the_ranges():
