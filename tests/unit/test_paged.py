@@ -107,6 +107,20 @@ def test_duplicates_share_and_are_given_up():
     space.process.check()
 
 
+@pytest.mark.parametrize(("hive", "expected"), [(1, 50 + 512), (0, 2 * (1000 + 512_000))])
+def test_a_copy_takes_the_link_that_there_is(hive, expected):
+    costs = Costs(0, 0, 1000, 4.096e9, 50, 4.096e12, 0, 1e18)
+    on = Machine("m", tuple(Gpu(i + 1, 4096, hive=hive) for i in range(2)), costs)
+    space = scripted(
+        [Move(BASE, BLOCK, 1)], [Duplicate(BASE, BLOCK, 2), Map(BASE, BLOCK, 2)], on=on
+    )
+    space.fault(BASE, by="gpu0")
+    then = space.now_ns
+    assert space.access(BASE, by="gpu1").ok
+    assert space.now_ns - then == expected
+    assert space.counters()["migrations"] == 1
+
+
 def test_a_map_leaves_out_what_is_out_of_reach():
     space = scripted(
         [Move(BASE + PAGE, PAGE, 1), Map(BASE, BLOCK, 1)],

@@ -691,7 +691,8 @@ cdef int duplicate(paged_t* t, uint32_t to, uint64_t first, uint64_t last) noexc
     """A copy of the pages for *to*, where neither page nor copy is there yet."""
     cdef residency_t* r = t.engine.res
     cdef engine_t* e = t.engine
-    cdef uint64_t page = first, stop, number, need, host, other, writers
+    cdef uint64_t page = first, stop, number, need, host, other, staged
+    cdef bint writers
     cdef uint64_t vram[8]
     cdef uint64_t system_copy[8]
     cdef uint64_t near[8]
@@ -708,7 +709,8 @@ cdef int duplicate(paged_t* t, uint32_t to, uint64_t first, uint64_t last) noexc
             stop = last
         if to and need_chunk(t, page >> t.unit, to - 1) == 0:
             return 0
-        host = other = writers = 0
+        host = other = staged = 0
+        writers = False
         number = page >> 9
         while True:
             block = find_block(r, number)
@@ -742,8 +744,7 @@ cdef int duplicate(paged_t* t, uint32_t to, uint64_t first, uint64_t last) noexc
                     other += popcount64(need & near[w])
                     host += popcount64(need & ~near[w])
                     # By way of system memory, unless a copy is there already.
-                    need &= vram[w] & ~near[w] & ~system_copy[w]
-                    e.cost_ns += transfer_ns(&e.costs.to_host, popcount64(need)) if need else 0
+                    staged += popcount64(need & vram[w] & ~near[w] & ~system_copy[w])
             # Whoever maps the pages reads only from now on.
             for slot in range(t.ngpus + 1):
                 if slot == t.ngpus:
@@ -754,13 +755,15 @@ cdef int duplicate(paged_t* t, uint32_t to, uint64_t first, uint64_t last) noexc
                 fixed = need_line(r, block, MASK_READ_ONLY << 8 | slot)
                 for w in range(8):
                     if added[w] & line[w] & ~fixed[w]:
-                        writers |= 1
+                        writers = True
                         fixed[w] |= added[w] & line[w]
             if number == stop >> 9:
                 break
             number += 1
         if writers:
             e.cost_ns += e.costs.unmap_ns
+        if staged:
+            e.cost_ns += transfer_ns(&e.costs.to_host, staged)
         if host:
             e.cost_ns += transfer_ns(&e.costs.to_device if to else &e.costs.to_host, host)
         if other:
