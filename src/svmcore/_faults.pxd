@@ -136,6 +136,8 @@ cdef inline uint64_t transfer_ns(const curve_t* c, uint64_t pages) noexcept nogi
     cdef uint32_t k = 0
     # Through signed numbers: a conversion of an unsigned one takes a branch.
     cdef double n = <double><int64_t>pages
+    if c.pieces <= 1:
+        return <uint64_t><int64_t>(c.ns[0] + c.page_ns[0] * n)
     while k + 1 < c.pieces and n > c.first[k + 1]:
         k += 1
     return <uint64_t><int64_t>(c.ns[k] + c.page_ns[k] * (n - c.first[k]))
