@@ -13,7 +13,6 @@ from ..errors import InvalidArgumentError, SvmError, TraceError
 from ..plans import load_plan
 from ..report.text import ranking
 from .common import (
-    by_option,
     emit_json,
     format_option,
     json_option,
