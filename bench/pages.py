@@ -162,6 +162,7 @@ def index(result: dict[str, Any]) -> str:
         "readers",
         "rivals",
         "state-files",
+        "oversubscription",
         "```",
     ]
     return "\n".join(lines) + "\n"

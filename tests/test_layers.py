@@ -28,7 +28,7 @@ FLOORS = [
     ["_ranges"],
     ["_residency"],
     ["_faults"],
-    ["_process"],
+    ["_evict", "_process"],
     ["policies"],
     ["engine", "reference", "reference_uvm", "_replay", "_tally", "_capi"],
     [
@@ -53,8 +53,19 @@ TRACES_SEEN_FROM = FLOOR["replay"]
 # In policies/: what every policy may use. Each other file is a policy, `_x` the compiled
 # half of `x`, `_x_state` what saves it.
 POLICY_ROOMS = {"policies.base", "policies.kernels", "policies.outcome", "policies.topology"}
+POLICY_ROOMS |= {"policies.actions", "policies.paged", "policies._paged", "policies._paged_state"}
 # The oracle shares no compiled code with what it judges.
-COMPILED = ("_ranges", "_residency", "_faults", "_process", "_replay", "_tally", "_capi", "_stacks")
+COMPILED = (
+    "_ranges",
+    "_residency",
+    "_faults",
+    "_evict",
+    "_process",
+    "_replay",
+    "_tally",
+    "_capi",
+    "_stacks",
+)
 
 Edges = dict[str, set[str]]
 

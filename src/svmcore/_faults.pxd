@@ -92,13 +92,30 @@ cdef struct counters_t:
     uint64_t maps                # GPU page table spans written
     uint64_t queue_evictions
     uint64_t queue_restores
+    uint64_t duplicated_pages    # copies made for reading
+    uint64_t dropped_pages       # copies given up; nothing is copied for them
+
+cdef enum:
+    CURVE_PIECES = 16
+
+# Cost of a transfer by its pages: straight pieces; piece 0 begins at 0 pages.
+cdef struct curve_t:
+    uint32_t pieces
+    double first[CURVE_PIECES]   # pages where the piece begins
+    double ns[CURVE_PIECES]      # cost there
+    double page_ns[CURVE_PIECES] # each page past it
 
 # Costs of one machine, ns; a page is 4 KiB. A transfer's cost is rounded down to whole ns.
 cdef struct costs_t:
-    uint64_t fault_ns
+    uint64_t fault_ns            # a fault served alone
+    uint64_t batch_ns            # a batch of faults
+    uint64_t in_batch_ns         # each fault of it
     uint64_t unmap_ns
-    double move_ns               # latency of one transfer
-    double move_page_ns
+    uint64_t map_ns              # one span of page tables
+    uint64_t evict_ns            # one victim, besides its moves and unmaps
+    curve_t to_device            # over the host link
+    curve_t to_host
+    curve_t peer                 # between GPUs
     double remote_ns             # latency of one remote access record
     double remote_page_ns
     double peer_ns               # latency of one transfer between GPUs
@@ -117,8 +134,28 @@ cdef struct engine_t:
     bint recording               # log events
     bint lost_events             # no memory for one: the log is not whole
 
+cdef inline uint64_t transfer_ns(const curve_t* c, uint64_t pages) noexcept nogil:
+    """What moving the pages at once costs."""
+    cdef uint32_t k = 0
+    # Through signed numbers: a conversion of an unsigned one takes a branch.
+    cdef double n = <double><int64_t>pages
+    if c.pieces <= 1:
+        return <uint64_t><int64_t>(c.ns[0] + c.page_ns[0] * n)
+    while k + 1 < c.pieces and n > c.first[k + 1]:
+        k += 1
+    return <uint64_t><int64_t>(c.ns[k] + c.page_ns[k] * (n - c.first[k]))
+
+cdef inline uint64_t move_ns(const costs_t* c, uint32_t source, uint32_t target,
+                             uint64_t pages) noexcept nogil:
+    """What moving the pages at once from one processor's memory to another's costs."""
+    if source == 0:
+        return transfer_ns(&c.to_device, pages)
+    return transfer_ns(&c.peer if target else &c.to_host, pages)
+
 cdef engine_t* engine_new() noexcept nogil
 cdef void engine_free(engine_t* e) noexcept nogil
+# Take the constants of a machine.Costs.
+cdef void engine_costs(engine_t* e, object costs) except *
 cdef void engine_log(engine_t* e, event_kind kind, uint64_t first, uint64_t last, uint8_t source,
                      uint8_t target, uint8_t cause, uint64_t value) noexcept nogil
 

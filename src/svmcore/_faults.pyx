@@ -105,10 +105,7 @@ cdef void engine_moved(engine_t* e, uint64_t first, uint64_t last, uint8_t sourc
             e.counters.pages_to_host += moved
         if trigger == TRIGGER_EVICTION:
             e.counters.evicted_pages += moved
-        if source and target:
-            e.cost_ns += <uint64_t>(e.costs.peer_ns + e.costs.peer_page_ns * <double>moved)
-        else:
-            e.cost_ns += <uint64_t>(e.costs.move_ns + e.costs.move_page_ns * <double>moved)
+        e.cost_ns += move_ns(&e.costs, source, target, moved)
     engine_log(e, EVENT_MIGRATE, first, last, source, target, <uint8_t>trigger, moved)
 
 
@@ -132,6 +129,7 @@ cdef void engine_map(engine_t* e, uint32_t gpu, uint64_t first, uint64_t last,
     cdef uint64_t start = first, end
     cdef bint in_vram = False
     e.counters.maps += 1
+    e.cost_ns += e.costs.map_ns
     if e.recording:
         while start <= last:
             end = res_vram_run(e.res, start, last, &in_vram)
@@ -154,6 +152,30 @@ cdef void engine_unmap(engine_t* e, uint64_t gpus, uint64_t first, uint64_t last
         e.counters.unmaps += 1
         engine_log(e, EVENT_UNMAP, first, last, 0, <uint8_t>(1 + gpu), <uint8_t>why, 0)
         res_unmap(e.res, gpu, first, last)
+
+
+cdef void take_curve(curve_t* out, object pieces) except *:
+    cdef uint32_t k
+    out.pieces = len(pieces)
+    for k in range(out.pieces):
+        first, ns, byte_ns = pieces[k]
+        out.first[k] = first / 4096
+        out.ns[k] = ns
+        out.page_ns[k] = byte_ns * 4096
+
+
+cdef void engine_costs(engine_t* e, object costs) except *:
+    e.costs.fault_ns = int(costs.fault_ns)
+    e.costs.batch_ns = int(costs.fault_batch_ns)
+    e.costs.in_batch_ns = int(costs.fault_in_batch_ns)
+    e.costs.unmap_ns = int(costs.unmap_ns)
+    e.costs.map_ns = int(costs.map_ns)
+    e.costs.evict_ns = int(costs.evict_ns)
+    take_curve(&e.costs.to_device, costs.pieces("to_device"))
+    take_curve(&e.costs.to_host, costs.pieces("to_host"))
+    take_curve(&e.costs.peer, costs.pieces("peer"))
+    e.costs.remote_ns = costs.remote_access_ns
+    e.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
 
 
 def window(page, granularity, start, last):

@@ -81,6 +81,17 @@ cdef class Node:
     cdef int join(self, const tenant_t* tenant) except -1
     cdef void leave(self, const void* state) noexcept
 
+# Raise what a policy written in Python raised while nobody could be told.
+cdef int process_check(Process p) except -1
+# A mapping's code in a map of VMAs: 1 + (protection | kind << 2); and what it stands for, as
+# (first, last, protection, kind).
+cdef uint32_t mapping_code(object prot, object kind) except 0
+cdef object mapping_row(uint64_t first, uint64_t last, uint32_t code)
+# GPU id of a processor code, 0 for the CPU.
+cdef object location_id(tuple gpus, uint8_t processor)
+# The events of an operation, in order, into the lists of an Outcome.
+cdef int collect_events(engine_t* e, tuple gpus, object result) except -1
+
 cdef class Process:
     cdef void* state         # the policy's own
     cdef const ops_t* ops
@@ -88,3 +99,7 @@ cdef class Process:
     cdef readonly tuple gpus
     cdef readonly Node node
     cdef readonly uint64_t moved    # pages that the last access moved
+    cdef object outcome      # makes the record of one operation
+    cdef object result       # of the present or last operation
+    cdef object failure      # what a policy written in Python raised
+    cdef bint failed         # it did: touches are refused until somebody is told

@@ -1,4 +1,11 @@
+from typing import Any, Final
+
 from .machine import Costs, Gpu
+
+TRIGGERS: Final[tuple[str, ...]]
+UNMAPS: Final[tuple[str, ...]]
+WARNINGS: Final[tuple[str, ...]]
+KINDS: Final[tuple[str, ...]]
 
 class Node:
     def used(self, gpu: int) -> int: ...
@@ -12,6 +19,8 @@ class Process:
     def node(self) -> Node: ...
     @property
     def moved(self) -> int: ...
+    def begin(self, t_ns: int, record: bool = True) -> Any: ...
+    def finish(self, ret: int = 0) -> Any: ...
     def access(
         self, processor: int, first: int, last: int, write: bool | int
     ) -> tuple[int, str, int, int, int, int]: ...

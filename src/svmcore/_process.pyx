@@ -6,11 +6,30 @@ One thread at a time uses a process, and the processes of one node.
 cimport cython
 from libc.string cimport memset
 
-from ._faults cimport REASON_OK
+from ._faults cimport (
+    EVENT_EVICT_OBJECT,
+    EVENT_FILTER,
+    EVENT_HANG,
+    EVENT_MAP,
+    EVENT_MIGRATE,
+    EVENT_QUEUE,
+    EVENT_UNMAP,
+    EVENT_WARN,
+    REASON_OK,
+    engine_costs,
+    event_t,
+)
 from ._types cimport E_NOMEM
 
-from ._faults import REASONS
-from .errors import InvalidArgumentError
+from ._faults import REASONS as _REASONS
+from .errors import InvalidArgumentError, OutOfMemoryError
+
+#: Words of the causes of events, by number.
+TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
+UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
+WARNINGS = ("bo_not_last_ref",)
+#: Kinds of mappings, by number.
+KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
 
 
 cdef int node_make_room(node_t* n, engine_t* engine, uint32_t gpu, uint64_t size,
@@ -88,9 +107,84 @@ cdef class Node:
         self.n.used[<uint32_t>gpu] -= <uint64_t>pages
 
 
+cdef int process_check(Process p) except -1:
+    if p.failed:
+        failure = p.failure
+        p.failure = None
+        p.failed = False
+        raise failure
+    return 0
+
+
+cdef uint32_t mapping_code(object prot, object kind) except 0:
+    return 1 + (("r" in prot) | ("w" in prot) << 1 | KINDS.index(kind) << 2)
+
+
+cdef object mapping_row(uint64_t first, uint64_t last, uint32_t code):
+    bits = code - 1
+    prot = ("r" if bits & 1 else "") + ("w" if bits & 2 else "")
+    return first, last, prot or "-", KINDS[bits >> 2]
+
+
+cdef object location_id(tuple gpus, uint8_t processor):
+    return gpus[processor - 1].id if processor else 0
+
+
+cdef int collect_events(engine_t* engine, tuple gpus, object result) except -1:
+    cdef uint32_t i
+    cdef event_t* e
+    for i in range(engine.nevents):
+        e = engine.events + i
+        if e.kind == EVENT_MIGRATE:
+            result.migr.append((
+                e.first, e.last, location_id(gpus, e.source), location_id(gpus, e.target),
+                TRIGGERS[e.cause], e.value,
+            ))
+        elif e.kind == EVENT_MAP:
+            result.map.append(
+                (location_id(gpus, e.target), e.first, e.last, int(e.cause), int(e.value))
+            )
+        elif e.kind == EVENT_UNMAP:
+            result.unmap.append((location_id(gpus, e.target), e.first, e.last, UNMAPS[e.cause]))
+        elif e.kind == EVENT_QUEUE:
+            result.queues.append("resume" if e.cause else "quiesce")
+        elif e.kind == EVENT_WARN:
+            result.warn.append(WARNINGS[e.cause])
+        elif e.kind == EVENT_EVICT_OBJECT:
+            result.bo_evict.append((int(e.value), e.first))
+        elif e.kind == EVENT_FILTER:
+            result.filter_removed.append(e.first)
+        elif e.kind == EVENT_HANG:
+            result.hang.append(e.first)
+    return 0
+
+
 @cython.no_gc_clear  # a derived __dealloc__ still needs the node when a cycle is collected
 cdef class Process:
     """One process on a node; the policies' compiled halves derive from it."""
+
+    def begin(self, t_ns, record=True):
+        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`.
+
+        With *record* off only the result and the views tell what it did, and faults may
+        take the short way that replays take.
+        """
+        self.engine.now = t_ns
+        self.engine.cost_ns = 0
+        self.engine.nevents = 0
+        self.engine.recording = record
+        self.result = self.outcome()
+        return self.result
+
+    def finish(self, ret=0):
+        """End the operation; its result with every effect in order."""
+        self.engine.recording = False
+        self.result.ret = ret
+        collect_events(self.engine, self.gpus, self.result)
+        if self.engine.lost_events:
+            self.engine.lost_events = False
+            raise OutOfMemoryError("no memory for the event log of an operation")
+        return self.result
 
     @cython.binding(False)  # a plain method descriptor: a faster call
     def access(self, processor, first, last, write):
@@ -119,8 +213,9 @@ cdef class Process:
         out.best = NOWHERE
         out.reason = REASON_OK
         self.ops.touch(self.state, processor, first, last, int(write), &out)
+        process_check(self)
         self.moved = out.moved
-        return out.ret, REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
+        return out.ret, _REASONS[out.reason], out.faults, out.duplicates, out.remote, out.page
 
     def step(self, t_ns):
         """Move the clock to *t_ns* and run what is due by then."""
@@ -130,14 +225,7 @@ cdef class Process:
 
     def set_costs(self, costs):
         """Take the cost constants of a machine (:class:`svmcore.machine.Costs`)."""
-        self.engine.costs.fault_ns = int(costs.fault_ns)
-        self.engine.costs.unmap_ns = int(costs.unmap_ns)
-        self.engine.costs.move_ns = costs.migrate_latency_ns
-        self.engine.costs.move_page_ns = 4096e9 / costs.migrate_bytes_per_s
-        self.engine.costs.remote_ns = costs.remote_access_ns
-        self.engine.costs.remote_page_ns = 4096e9 / costs.remote_bytes_per_s
-        self.engine.costs.peer_ns = costs.peer_latency_ns
-        self.engine.costs.peer_page_ns = 4096e9 / costs.peer_bytes_per_s
+        engine_costs(self.engine, costs)
 
     def settle(self):
         """Let the cost of the operation pass: the clock moves on by it."""

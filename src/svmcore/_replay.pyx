@@ -8,7 +8,7 @@ from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from ._faults cimport REASON_NONE, REASON_OK, engine_t
-from ._process cimport MAX_BATCH, NOWHERE, Process, arrival_t, ops_t, touch_t
+from ._process cimport MAX_BATCH, NOWHERE, Process, arrival_t, ops_t, process_check, touch_t
 from ._types cimport (
     E_EXIST,
     E_INVAL,
@@ -293,6 +293,7 @@ def replay_chunk(Process process not None, const record_t[::1] records, outcome_
         else:
             done = replay(process.ops, process.state, process.engine, ngpus, &records[0], n,
                           &outcomes[0], &how)
+    process_check(process)
     if done < n:
         processor = by if records[done].proc == UNKNOWN else records[done].proc
         raise InvalidArgumentError(

@@ -91,6 +91,12 @@ cdef enum mask_kind:
     MASK_VRAM = 2        # in the memory of the GPU
     MASK_MAPPED = 3      # in the page tables of the GPU
     MASK_READ_ONLY = 4   # mapped there without write permission
+    MASK_COPY = 5        # the GPU has a copy to read; the page itself is elsewhere
+
+# In the place of a GPU index in a tag: the CPU, for copies in system memory and for device
+# memory that it maps. Policies with copies only.
+cdef enum:
+    SLOT_CPU = 64
 
 cdef struct line_t:
     uint64_t w[8]
@@ -213,6 +219,19 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
             out.other = True
 
 
+cdef inline uint64_t* find_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
+    """A mask line of a block, NULL where it has none."""
+    cdef block_t* b
+    cdef uint32_t i
+    while block:
+        b = r.blocks + block
+        for i in range(b.n):
+            if b.tags[i] == tag:
+                return r.lines[b.lines[i]].w
+        block = b.more
+    return NULL
+
+
 # Room asked for so far, see res_ask.
 cdef struct room_t:
     uint64_t lines
@@ -226,6 +245,13 @@ cdef bint res_grow(void** array, uint32_t* cap, uint64_t want, size_t item) noex
 cdef void* res_resize(void* p, size_t size) noexcept nogil
 
 # ---- functions ----
+
+# The same as find_line, made when missing in room that was reserved.
+cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil
+# The first block that exists with *number <= its number <= last; NO_BLOCK without one.
+cdef uint32_t next_block(residency_t* r, uint64_t* number, uint64_t last) noexcept nogil
+# Union of the block's masks of GPU memory, eight words.
+cdef void gather_vram(residency_t* r, uint32_t block, uint64_t* out) noexcept nogil
 
 cdef residency_t* res_new() noexcept nogil
 cdef void res_free(residency_t* r) noexcept nogil

@@ -175,18 +175,6 @@ cdef uint32_t next_block(residency_t* r, uint64_t* number, uint64_t last) noexce
         n = group * GROUP_BLOCKS
 
 
-cdef inline uint64_t* find_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
-    cdef block_t* b
-    cdef uint32_t i
-    while block:
-        b = r.blocks + block
-        for i in range(b.n):
-            if b.tags[i] == tag:
-                return r.lines[b.lines[i]].w
-        block = b.more
-    return NULL
-
-
 cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
     """The line, made when missing; the caller has reserved room."""
     cdef uint64_t* w = find_line(r, block, tag)
@@ -683,7 +671,7 @@ cdef int res_check(residency_t* r) noexcept nogil:
     cdef uint32_t table, slot, block, part, i, w
     cdef uint64_t seen[8]
     cdef uint64_t mapped[8]
-    cdef uint64_t kinds[5]
+    cdef uint64_t kinds[6]
     cdef uint64_t* line
     cdef block_t* b
     if r.nblocks > r.cap_blocks > 0 or r.nlines > r.cap_lines > 0:

@@ -999,7 +999,7 @@ class Space:
             "bytes_to_host": totals["pages_to_host"] * PAGE_SIZE,
             "evictions": totals["evictions"],
             "evicted_bytes": totals["evicted_pages"] * PAGE_SIZE,
-            "duplicated_bytes": self.process.work().get("duplicated_pages", 0) * PAGE_SIZE,
+            "duplicated_bytes": totals["duplicated_pages"] * PAGE_SIZE,
             "remote_accesses": sum(p["remote_pages"] for p in processors),
             "pages_touched": sum(p["pages_touched"] for p in processors),
             "unmaps": totals["unmaps"],
@@ -1107,6 +1107,11 @@ class Space:
             error = error_from_errno(ret, what)
             raise type(error)(f"{what}: {error.code}")
 
+    @property
+    def _mapped_per_gpu(self) -> bool:
+        rules = getattr(self.process, "rules", None)
+        return rules is None or bool(rules.mapped_per_gpu)
+
     def _range_info(self, row: tuple[int, ...]) -> RangeInfo:
         def names(bits: int) -> tuple[str, ...]:
             return tuple(f"gpu{i}" for i in range(len(self.machine.gpus)) if bits >> i & 1)
@@ -1122,7 +1127,7 @@ class Space:
             Flag(flags & 0xFF),
             names(access),
             names(aip),
-            names(mapped) if self.process.rules.mapped_per_gpu else ("any",) * mapped,
+            names(mapped) if self._mapped_per_gpu else ("any",) * mapped,
             row[10],
         )
 

@@ -118,7 +118,7 @@ class _Teller:
         self.rows: list[_Row] = []
         self.out = np.empty(1, OUTCOME)
         self.one = np.empty(1, RECORD)
-        from .policies._kfd import TRIGGERS, UNMAPS
+        from ._process import TRIGGERS, UNMAPS
 
         self.triggers = {name: number for number, name in enumerate(TRIGGERS)}
         self.unmaps = {name: number for number, name in enumerate(UNMAPS)}

@@ -8,9 +8,10 @@ Times computed from it are *modelled* times.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,10 @@ __all__ = ["Costs", "Gpu", "Machine", "preset_names"]
 
 _MOST_GPUS = 64
 _SOURCES = ("measured", "published", "assumed")
+_HIVE_LINKS = ("xgmi", "nvlink")
+#: Points of a transfer curve: (bytes, ns), both ascending.
+_Curve = tuple[tuple[int, float], ...]
+_MOST_POINTS = 15
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,35 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost constants, all in ns and bytes per second of modelled time."""
+    """Cost constants, all in ns and bytes per second of modelled time.
+
+    A transfer of *n* bytes costs its latency and *n* over the bandwidth. Where
+    the direction has a curve, the cost runs straight from point to point of it,
+    from the latency at 0 bytes; past the last point the bandwidth counts again.
+
+    Attributes
+    ----------
+    fault_ns : int
+        Service of one fault that is served alone.
+    unmap_ns : int
+        Unmapping a span and the TLB shootdown.
+    migrate_latency_ns, migrate_bytes_per_s
+        A transfer over the host link, in either direction.
+    peer_latency_ns, peer_bytes_per_s
+        A transfer between two GPUs that reach each other.
+    remote_access_ns, remote_bytes_per_s
+        Touches of one record that are answered from another memory.
+    sources : dict
+        Constant name -> ``measured``, ``published`` or ``assumed``.
+    fault_batch_ns, fault_in_batch_ns : int
+        Service of a batch of faults, and of each fault in it.
+    evict_ns : int
+        Taking one victim out of device memory, besides its moves and unmaps.
+    map_ns : int
+        Writing one span of GPU page tables.
+    to_device_curve, to_host_curve, peer_curve : tuple of (bytes, ns)
+        Measured transfers; empty where latency and bandwidth say all.
+    """
 
     fault_ns: int = 30_000
     unmap_ns: int = 5_000
@@ -66,16 +99,73 @@ class Costs:
     peer_bytes_per_s: float = 25e9
     remote_access_ns: int = 1_000
     remote_bytes_per_s: float = 8.192e9
-    #: constant name -> measured, published or assumed
     sources: dict[str, str] = field(default_factory=dict)
+    fault_batch_ns: int = 20_000
+    fault_in_batch_ns: int = 500
+    evict_ns: int = 0
+    map_ns: int = 0
+    to_device_curve: _Curve = ()
+    to_host_curve: _Curve = ()
+    peer_curve: _Curve = ()
 
     @property
     def assumed(self) -> list[str]:
         """Names of the constants without a measurement or a publication behind them."""
-        return sorted(name for name in _COST_KEYS if self.sources.get(name, "assumed") == "assumed")
+        return self.assumed_of((*_COST_KEYS, *_CURVES))
+
+    def assumed_of(self, names: Iterable[str]) -> list[str]:
+        """Those of *names* without a measurement or a publication behind them.
+
+        A curve that is not given is none.
+        """
+        return sorted(
+            name
+            for name in names
+            if self.sources.get(name, "assumed") == "assumed"
+            and (name not in _CURVES or getattr(self, name))
+        )
+
+    def transfer_ns(self, nbytes: int, curve: str = "to_device") -> int:
+        """What one transfer costs, rounded down to whole ns.
+
+        Parameters
+        ----------
+        nbytes : int
+        curve : str
+            ``to_device``, ``to_host`` or ``peer``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the curve is none of these.
+
+        Source
+        ------
+        Own; ``transfer_ns`` in ``_faults.pxd`` is its compiled twin.
+        """
+        pieces = self.pieces(curve)
+        start, ns, byte_ns = max((p for p in pieces if p[0] < nbytes), default=pieces[0])
+        return int(ns + byte_ns * (nbytes - start))
+
+    def pieces(self, curve: str) -> list[tuple[int, float, float]]:
+        """The straight pieces of a transfer's cost: first byte, ns there, ns a byte."""
+        if curve not in ("to_device", "to_host", "peer"):
+            raise InvalidArgumentError(f"curve {curve!r}: expected to_device, to_host or peer")
+        link = "peer" if curve == "peer" else "migrate"
+        rate = getattr(self, f"{link}_bytes_per_s")
+        points = [(0, getattr(self, f"{link}_latency_ns")), *getattr(self, f"{curve}_curve")]
+        slopes = [
+            (there[1] - here[1]) / (there[0] - here[0])
+            for here, there in itertools.pairwise(points)
+        ]
+        return [
+            (here[0], here[1], slope)
+            for here, slope in zip(points, [*slopes, 1e9 / rate], strict=True)
+        ]
 
 
-_COST_KEYS = (
+#: What every machine file says, and what it may leave to the assumed default.
+_NEEDED_COSTS = (
     "fault_ns",
     "unmap_ns",
     "migrate_latency_ns",
@@ -85,6 +175,9 @@ _COST_KEYS = (
     "remote_access_ns",
     "remote_bytes_per_s",
 )
+_LATER_COSTS = ("fault_batch_ns", "fault_in_batch_ns", "evict_ns", "map_ns")
+_COST_KEYS = (*_NEEDED_COSTS, *_LATER_COSTS)
+_CURVES = ("to_device_curve", "to_host_curve", "peer_curve")
 _GPU_KEYS = ("id", "vram", "hive", "device", "apu", "svm", "coherent", "count")
 
 
@@ -94,18 +187,35 @@ class Machine:
 
     Build one with :meth:`preset`, :meth:`from_toml` or by hand.
 
+    Parameters
+    ----------
+    name : str
+    gpus : tuple of Gpu
+    costs : Costs
+    hive_link : str
+        What joins the GPUs of one hive: ``xgmi`` or ``nvlink``.
+    pcie_peers : bool
+        GPUs without a common hive reach each other's memory over PCIe.
+
     Raises
     ------
     InvalidArgumentError
-        If there are more than 64 GPUs, an id repeats or is reserved, or a size
-        is not positive.
+        If there are more than 64 GPUs, an id repeats or is reserved, a size is
+        not positive, or the link of a hive is unknown.
     """
 
     name: str
     gpus: tuple[Gpu, ...]
     costs: Costs = field(default_factory=Costs)
+    hive_link: str = "xgmi"
+    pcie_peers: bool = False
 
     def __post_init__(self) -> None:
+        if self.hive_link not in _HIVE_LINKS:
+            raise InvalidArgumentError(
+                f"machine {self.name}: hive_link {self.hive_link!r}, "
+                f"expected one of {', '.join(_HIVE_LINKS)}"
+            )
         if len(self.gpus) > _MOST_GPUS:
             raise InvalidArgumentError(
                 f"machine {self.name}: {len(self.gpus)} GPUs, expected at most {_MOST_GPUS}"
@@ -123,6 +233,74 @@ class Machine:
                     f"machine {self.name}: gpu {gpu.id}: vram of {gpu.vram_pages} pages, "
                     "expected more than 0"
                 )
+
+    def link(self, a: int, b: int) -> str:
+        """What joins two processors, that is their memories.
+
+        Parameters
+        ----------
+        a, b : int
+            Processor codes as the records have them: 0 the CPU, 1 + i GPU i.
+
+        Returns
+        -------
+        str
+            ``local`` (one memory: the same processor, or partitions of one
+            device), ``coherent`` (CPU and GPU address each other's memory),
+            ``pcie`` (CPU and GPU; the GPU reads system memory, not the other way
+            round), ``xgmi`` or ``nvlink`` (GPUs of one hive), ``peer`` (GPUs that
+            reach each other over PCIe) or ``none`` (GPUs that exchange data by
+            way of system memory only). Symmetric.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the machine has no such processor.
+        """
+        for code in (a, b):
+            if not 0 <= code <= len(self.gpus):
+                raise InvalidArgumentError(
+                    f"machine {self.name}: processor {code}, expected 0 to {len(self.gpus)}"
+                )
+        if a == b:
+            return "local"
+        if 0 in (a, b):
+            gpu = self.gpus[max(a, b) - 1]
+            return "coherent" if gpu.coherent or gpu.apu else "pcie"
+        one, other = self.gpus[a - 1], self.gpus[b - 1]
+        if one.adev >= 0 and one.adev == other.adev:
+            return "local"
+        if one.hive and one.hive == other.hive:
+            return self.hive_link
+        return "peer" if self.pcie_peers else "none"
+
+    def with_capacity(self, capacity: Mapping[str, int]) -> Machine:
+        """The same machine with other sizes of device memory.
+
+        Parameters
+        ----------
+        capacity : mapping
+            GPU name (``"gpu0"``) -> bytes; whole 4 KiB pages count.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a name is no GPU of the machine, or a size is below one page.
+        """
+        gpus = list(self.gpus)
+        names = [f"gpu{i}" for i in range(len(gpus))]
+        for name, size in capacity.items():
+            if name not in names:
+                raise InvalidArgumentError(
+                    f"capacity of {name!r}: expected one of {', '.join(names)}"
+                )
+            if size >> PAGE_SHIFT < 1:
+                raise InvalidArgumentError(
+                    f"capacity of {name}: {size} bytes, expected at least one page of 4096"
+                )
+            index = names.index(name)
+            gpus[index] = dataclasses.replace(gpus[index], vram_pages=size >> PAGE_SHIFT)
+        return dataclasses.replace(self, gpus=tuple(gpus))
 
     @staticmethod
     def preset(name: str) -> Machine:
@@ -169,6 +347,8 @@ class Machine:
             "name": self.name,
             "gpus": [dataclasses.asdict(gpu) for gpu in self.gpus],
             "costs": dataclasses.asdict(self.costs),
+            "hive_link": self.hive_link,
+            "pcie_peers": self.pcie_peers,
         }
 
     @staticmethod
@@ -187,7 +367,7 @@ class Machine:
             If a key is missing or not known, or a value is not of its kind; the
             message names the key.
         """
-        _exactly(table, ("name", "gpus", "costs"), where)
+        _exactly(table, ("name", "gpus", "costs"), where, ("hive_link", "pcie_peers"))
         if not isinstance(table["name"], str) or not isinstance(table["gpus"], list):
             raise InvalidArgumentError(f"{where}: expected a name and a list of gpus")
         gpus = []
@@ -203,21 +383,13 @@ class Machine:
                         "of 64 bits"
                     )
             gpus.append(Gpu(**entry))
-        costs = table["costs"]
-        _exactly(costs, (*_COST_KEYS, "sources"), f"{where}: costs")
-        for key in _COST_KEYS:
-            value = costs[key]
-            least = 1e-300 if key.endswith("_per_s") else 0  # times may be 0, rates not
-            if type(value) not in (int, float) or not least <= value < math.inf:
-                raise InvalidArgumentError(
-                    f"{where}: costs: {key} = {value!r:.40}, expected a number, a rate above 0"
-                )
-        sources = costs["sources"]
-        if not isinstance(sources, dict) or not all(
-            isinstance(word, str) for word in sources.values()
-        ):
-            raise InvalidArgumentError(f"{where}: costs: sources, expected a word a constant")
-        return Machine(table["name"], tuple(gpus), Costs(**(costs | {"sources": dict(sources)})))
+        links = {key: table[key] for key in ("hive_link", "pcie_peers") if key in table}
+        if type(links.get("hive_link", "")) is not str:
+            raise InvalidArgumentError(f"{where}: hive_link, expected a word")
+        if type(links.get("pcie_peers", False)) is not bool:
+            raise InvalidArgumentError(f"{where}: pcie_peers, expected true or false")
+        costs = _costs_from_dict(table["costs"], f"{where}: costs")
+        return Machine(table["name"], tuple(gpus), costs, **links)
 
     @staticmethod
     def resolve(machine: str | os.PathLike[str] | Machine) -> Machine:
@@ -236,8 +408,30 @@ def preset_names() -> list[str]:
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
+def _costs_from_dict(costs: Any, where: str) -> Costs:
+    _exactly(costs, (*_NEEDED_COSTS, "sources"), where, (*_LATER_COSTS, *_CURVES))
+    for key in (key for key in _COST_KEYS if key in costs):
+        value = costs[key]
+        least = 1e-300 if key.endswith("_per_s") else 0  # times may be 0, rates not
+        if type(value) not in (int, float) or not least <= value < math.inf:
+            raise InvalidArgumentError(
+                f"{where}: {key} = {value!r:.40}, expected a number, a rate above 0"
+            )
+    sources = costs["sources"]
+    if not isinstance(sources, dict) or not all(isinstance(word, str) for word in sources.values()):
+        raise InvalidArgumentError(f"{where}: sources, expected a word a constant")
+    # A file from before a constant was known rests on its default.
+    sources = {key: "assumed" for key in _LATER_COSTS if key not in costs} | sources
+    curves = {
+        key: _curve(costs[key], f"{where}: {key}") if costs.get(key, ()) not in ([], ()) else ()
+        for key in _CURVES
+    }
+    return Costs(**(costs | {"sources": dict(sources)} | curves))
+
+
 def _machine_of(table: dict[str, Any], where: str) -> Machine:
-    _known(table, ("name", "gpu", "costs", "launch"), where)  # [launch]: svmcore.stacks.costs
+    # [launch] is read by svmcore.stacks.costs.
+    _known(table, ("name", "gpu", "costs", "launch", "hive_link", "pcie_peers"), where)
     gpus: list[Gpu] = []
     entries = _need(table, "gpu", where)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -266,36 +460,79 @@ def _machine_of(table: dict[str, Any], where: str) -> Machine:
             )
             for number in range(min(count, _MOST_GPUS + 1))
         )
-    return Machine(str(_need(table, "name", where)), tuple(gpus), _costs_of(table, where))
+    return Machine(
+        str(_need(table, "name", where)),
+        tuple(gpus),
+        _costs_of(table, where),
+        hive_link=str(table.get("hive_link", "xgmi")),
+        pcie_peers=_switch(table, "pcie_peers", where, default=False),
+    )
 
 
 def _costs_of(table: dict[str, Any], where: str) -> Costs:
     costs = _need(table, "costs", where)
     if not isinstance(costs, dict):
         raise InvalidArgumentError(f"{where}: costs: expected one table [costs]")
-    _known(costs, _COST_KEYS, f"{where}: [costs]")
+    place = f"{where}: [costs]"
+    _known(costs, (*_COST_KEYS, *_CURVES), place)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for key in _COST_KEYS:
-        entry = _need(costs, key, f"{where}: [costs]")
-        if not isinstance(entry, dict) or set(entry) - {"value", "source", "note"}:
+        if key in _LATER_COSTS and key not in costs:
+            sources[key] = "assumed"
+            continue
+        if key not in costs:
             raise InvalidArgumentError(
-                f"{where}: [costs] {key}: expected {{value = ..., source = ..., note = ...}}"
+                f"{place}: key {key!r} is missing, expected {', '.join(_NEEDED_COSTS)}"
             )
-        source = _need(entry, "source", f"{where}: [costs] {key}")
-        if source not in _SOURCES:
-            raise InvalidArgumentError(
-                f"{where}: [costs] {key}: source {source!r}, expected one of {', '.join(_SOURCES)}"
-            )
-        value = _need(entry, "value", f"{where}: [costs] {key}")
+        values[key], sources[key] = _constant(costs[key], f"{place} {key}")
+        value, zero = values[key], key in _LATER_COSTS
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < float("inf"):
+        if not number or not 0 <= value < float("inf") or not (value or zero):
             raise InvalidArgumentError(
-                f"{where}: [costs] {key}: value {value!r}, expected more than 0"
+                f"{place} {key}: value {value!r}, expected {'0 or more' if zero else 'more than 0'}"
             )
-        values[key] = value
-        sources[key] = source
+    for key in _CURVES:
+        if key in costs:
+            points, sources[key] = _constant(costs[key], f"{place} {key}")
+            values[key] = _curve(points, f"{place} {key}")
     return Costs(**values, sources=sources)
+
+
+def _constant(entry: Any, where: str) -> tuple[Any, str]:
+    """Value and source of one constant."""
+    if not isinstance(entry, dict) or set(entry) - {"value", "source", "note"}:
+        raise InvalidArgumentError(f"{where}: expected {{value = ..., source = ..., note = ...}}")
+    source = _need(entry, "source", where)
+    if source not in _SOURCES:
+        raise InvalidArgumentError(
+            f"{where}: source {source!r}, expected one of {', '.join(_SOURCES)}"
+        )
+    return _need(entry, "value", where), source
+
+
+def _curve(points: Any, where: str) -> _Curve:
+    """The points of a transfer curve, checked."""
+    last = (0, 0.0)
+    curve = []
+    if not isinstance(points, list | tuple) or not 1 <= len(points) <= _MOST_POINTS:
+        raise InvalidArgumentError(
+            f"{where}: expected 1 to {_MOST_POINTS} points [bytes, ns], found {points!r:.60}"
+        )
+    for point in points:
+        whole = (
+            isinstance(point, list | tuple)
+            and len(point) == 2
+            and type(point[0]) is int
+            and type(point[1]) in (int, float)
+        )
+        if not whole or not (last[0] < point[0] < 1 << 63 and last[1] <= point[1] < math.inf):
+            raise InvalidArgumentError(
+                f"{where}: point {point!r:.60}, expected [bytes, ns] above {list(last)}"
+            )
+        last = (point[0], point[1])
+        curve.append(last)
+    return tuple(curve)
 
 
 def _need(table: dict[str, Any], key: str, where: str) -> Any:
@@ -324,7 +561,9 @@ def _known(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
             raise InvalidArgumentError(f"{where}: unknown key {key!r}, expected {', '.join(keys)}")
 
 
-def _exactly(table: Any, keys: tuple[str, ...], where: str) -> None:
-    if not isinstance(table, Mapping) or set(table) != set(keys):
+def _exactly(table: Any, keys: tuple[str, ...], where: str, later: tuple[str, ...] = ()) -> None:
+    """The table has all of *keys*, and of others only those of *later*."""
+    if not isinstance(table, Mapping) or not set(keys) <= set(table) <= {*keys, *later}:
         found = ", ".join(sorted(map(str, table))) if isinstance(table, Mapping) else repr(table)
-        raise InvalidArgumentError(f"{where}: {found:.200}, expected keys {', '.join(keys)}")
+        known = ", ".join((*keys, *later))
+        raise InvalidArgumentError(f"{where}: {found:.200}, expected keys {known}")

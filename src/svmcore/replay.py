@@ -21,6 +21,7 @@ from .result import BOUND_NOTE, BUFFER, Profile, Result
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, whole
 
 if TYPE_CHECKING:
+    from .plans import Due, Plan
     from .traces import Mapping, Trace
 
 __all__ = ["replay"]
@@ -43,6 +44,8 @@ def replay(
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: str | PathLike[str] | None = None,
+    plan: Plan | None = None,
+    stop: int | None = None,
 ) -> Result:
     """Replay a trace into a space.
 
@@ -82,6 +85,11 @@ def replay(
         Checkpoint to go on from, of the same trace and the same arguments. The
         space becomes that of the file, on a node of its own; the result is that
         of the whole replay, except for wall-clock times.
+    plan : Plan, optional
+        Its hints are given to the space on the way, each before its record; the
+        space is taken as it is (:meth:`svmcore.plans.Plan.space` makes one).
+    stop : int, optional
+        Replay only the records before this number, and give hints that are due at it.
 
     Returns
     -------
@@ -97,8 +105,9 @@ def replay(
     InvalidArgumentError
         If a record's processor is none of the machine's (the chunks before it
         have been replayed), an array holds a record without bytes or past
-        2**64, *chunk* or *checkpoint_every* is below 1, or the checkpoint to
-        resume from is of another trace, machine, policy or other arguments.
+        2**64, *chunk* or *checkpoint_every* is below 1, *stop* below 0, the checkpoint to resume
+        from is of another trace, machine, policy or other arguments, or a hint of
+        the plan names what the trace or the machine lacks or is refused by the driver.
     SvmError
         With *strict*: the driver's error of the first fatal record.
 
@@ -119,6 +128,13 @@ def replay(
     """
     if chunk < 1:
         raise InvalidArgumentError(f"chunk of {chunk} records: expected at least 1")
+    if plan is not None and (checkpoint_every is not None or resume is not None):
+        raise InvalidArgumentError(
+            "replay with a plan: expected no checkpoint and none to resume from, which do not know "
+            "the hints that were given"
+        )
+    if stop is not None and stop < 0:
+        raise InvalidArgumentError(f"stop at record {stop}: expected 0 or more")
     now = time.perf_counter
     spent = Profile()
     started = now()
@@ -128,6 +144,7 @@ def replay(
     settings = {"by": by, "raw_faults": raw_faults, "outcomes": outcomes}
     opened = now()
     mappings = source.mappings()
+    schedule = None if plan is None else plan.schedule(mappings, space.machine)
     found = now()
     if resume is None:
         # Objects may have mapped memory already: only what is missing is added.
@@ -143,18 +160,31 @@ def replay(
     begun = now()
     spent.first_pass_s = found - opened + begun - mapped
     spent.mapping_s = mapped - found
+    stopped = False
     for records in _after(source.chunks(chunk), run.done):
         spent.reading_s += now() - begun
         for piece in _pieces(records, run.done, checkpoint_every):
-            run.add(piece)
+            until = len(piece) if stop is None else min(len(piece), stop - run.done)
+            if schedule is None:
+                run.add(piece[:until])
+            else:
+                run.add_planned(schedule.parts(piece, run.done, until))
+            stopped = until < len(piece)
+            if stopped:
+                break
             if place is not None and checkpoint_every and run.done % checkpoint_every == 0:
                 run.save(place, settings)
             if progress is not None:
                 progress(run.done)
+        if stopped:
+            break
         begun = now()
     ended = now()
     spent.reading_s += ended - begun
     result = run.result(by, raw_faults)
+    if plan is not None and schedule is not None:
+        result.settings["plan"] = plan.name
+        result.notes += schedule.leftovers()
     done = now()
     spent.report_s = done - ended
     result.wall_s = spent.wall_s = done - started
@@ -348,6 +378,16 @@ class _Run:
         self.kept = [np.concatenate([np.empty(0, OUTCOME), *self.kept])]
         return self.kept[0]
 
+    def add_planned(self, parts: Iterable[tuple[Sequence[Due], npt.NDArray[np.void]]]) -> None:
+        """Parts of a chunk, before each the hints that are due; their cost counts."""
+        for hints, records in parts:
+            for hint in hints:
+                out = np.empty(len(hint.records), OUTCOME)
+                replay_chunk(self.space.process, hint.records, out, by=self.by)
+                hint.check(out["code"], self.space.policy.name)
+            if len(records):
+                self.add(records)
+
     def _room(self, n: int) -> npt.NDArray[np.void]:
         """Room for the outcomes of *n* records; the same memory again where none are kept."""
         if self.kept is not None:
@@ -389,7 +429,8 @@ class _Run:
 
     def result(self, by: str, raw: bool) -> Result:
         policy: Policy = self.space.policy
-        assumed = self.space.machine.costs.assumed
+        costs = self.space.machine.costs
+        assumed = costs.assumed_of(policy.costs_used) if policy.costs_used else costs.assumed
         notes = ["times are modelled"]
         if self.source.kind == "fault":
             notes.append(BOUND_NOTE)

@@ -89,6 +89,7 @@ def test_report_says_every_default():
     for word in (
         "demo (workload-csv, 100% sure; access trace), 14,163 records",
         "kfd kernel=7.3 xnack=on granularity=9 max_svm_range_pages=default evict_on_full=on",
+        "evict_on_full=on eviction=driver seed=0 quota_pages=default",
         "by=gpu0 raw_faults=off",
         "gpu-80g, 1 GPU of 80.0 GiB",
         "17 mappings, 1.6 GiB (named by the trace); ranges unregistered",

@@ -15,6 +15,7 @@ from ..errors import SvmError
 from .bench import bench
 from .checkpoint import checkpoint
 from .common import CheckFailedError, printable
+from .compare import compare
 from .conformance import conformance
 from .convert import convert
 from .demo import demo
@@ -39,7 +40,18 @@ def svmcore() -> None:
     """What does the driver do with this access? A model of GPU shared virtual memory."""
 
 
-for _command in (replay, inspect, convert, diff, stacks, conformance, demo, bench, checkpoint):
+for _command in (
+    replay,
+    compare,
+    inspect,
+    convert,
+    diff,
+    stacks,
+    conformance,
+    demo,
+    bench,
+    checkpoint,
+):
     svmcore.add_command(_command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import signal
 import sys
@@ -20,6 +21,7 @@ from ..engine import Space
 from ..errors import InvalidArgumentError, StateFileError, SvmError, TraceError
 from ..image import read_manifest
 from ..machine import Machine
+from ..plans import Plan, load_plan
 from ..policies.base import Policy, make_policy
 from ..replay import CHUNK, processor_code_of
 from ..replay import replay as run_replay
@@ -149,6 +151,9 @@ def model_options(function: _F) -> _F:
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )
+@click.option(
+    "plan_path", "--plan", metavar="PLAN.toml", help="A hint plan: advice, settings, capacity."
+)
 @click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
@@ -206,6 +211,7 @@ def replay(
     settings: tuple[str, ...],
     by: str,
     raw_faults: bool,
+    plan_path: str | None,
     strict: bool,
     form: str | None,
     ranges: list[tuple[int, int, str]],
@@ -225,6 +231,7 @@ def replay(
         note = f"{printable(str(resume))} is not there yet: the replay begins at the first record"
         print(f"svmcore: {note}", file=sys.stderr)
         resume = None
+    plan = None if plan_path is None else load_plan(plan_path)
     if resume is None:
         node, rules = machine_of(machine), policy_of(policy, settings)
     else:
@@ -237,7 +244,11 @@ def replay(
             rules = policy_of(base, settings)
         by = by if _given(context, "by") else saved["by"]
         raw_faults = raw_faults or saved["raw_faults"]
-    space = space_of(node, rules)
+    if plan is None:
+        space = space_of(node, rules)
+    else:
+        space = _planned(context, plan, node, policy, settings)
+        node, rules = space.machine, space.policy
     try:
         processor_code_of(by, space)
     except SvmError as error:
@@ -262,6 +273,7 @@ def replay(
                     checkpoint=place,
                     checkpoint_every=checkpoint_every,
                     resume=resume,
+                    plan=plan,
                 )
         except (TraceError, StateFileError):
             raise
@@ -293,6 +305,7 @@ def replay(
             "machine": _plain(node),
             "by": by,
             "raw_faults": raw_faults,
+            "plan": None if plan is None else dataclasses.asdict(plan),
             "strict": strict,
             "format": source.format,
             "ranges": [list(item) for item in ranges],
@@ -374,6 +387,21 @@ def _stopped_in_order(place: Path | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def _planned(
+    context: click.Context, plan: Plan, machine: Machine, policy: str, settings: tuple[str, ...]
+) -> Space:
+    """The space of a plan; what the command line says itself counts more."""
+    own = dataclasses.replace(
+        plan,
+        policy=None if _given(context, "policy") else plan.policy,
+        machine=None if _given(context, "machine") else plan.machine,
+    )
+    rules = policy_of(own.policy or policy, settings)
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    kept = {key: value for key, value in plan.settings.items() if key not in given}
+    return dataclasses.replace(own, policy=None, settings=kept).space(rules, machine)
+
+
 def _hint(error: SvmError, machine: Machine) -> str:
     """Where more GPUs come from, for a processor that the machine lacks."""
     if not _STRANGER.search(str(error)):
@@ -424,6 +452,4 @@ def _mapped(source: Trace, given: bool) -> str:
 
 
 def _plain(machine: Machine) -> dict[str, Any]:
-    import dataclasses
-
     return dataclasses.asdict(machine)

@@ -8,6 +8,7 @@ Invariant: pages in GPU memory belong to the object that their range holds.
 """
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from .._evict cimport evict_t
 from .._faults cimport MAX_GPUS, engine_t
 from .._process cimport Process, arrival_t, node_t, touch_t
 from .._ranges cimport ranges_t
@@ -197,6 +198,9 @@ cdef struct kfd_t:
     uint64_t vma_first
     uint64_t vma_last
     bint vma_plain         # it is anonymous memory, read and write
+    evict_t* order         # order of eviction other than the driver's; NULL: the driver's
+    uint64_t quota         # most pages of objects on one GPU; counts where order is not NULL
+    uint64_t taken[MAX_GPUS]  # pages of objects, likewise
     uint64_t tree_version  # changes when the tree does: ranges looked up before may be stale
     uint32_t near_node     # range of the last look-up of one page, while that is
     uint64_t near_version  # the tree's version
@@ -253,6 +257,8 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
 # how many it served. Their place in what was found ahead begins at `at`.
 cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
                        uint32_t by, outcome_t* out) noexcept nogil
+# Object number i has come, with its size and GPU: enter it into the order of eviction.
+cdef void kfd_take_bo(kfd_t* p, uint32_t number) noexcept nogil
 # Decide once, before faults and touches, whether they may take the short way.
 cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
@@ -263,4 +269,3 @@ cdef class KfdProcess(Process):
     cdef readonly object rules
     cdef dict index
     cdef public bint refused
-    cdef object result

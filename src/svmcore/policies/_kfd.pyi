@@ -6,11 +6,7 @@ from ..machine import Gpu
 from .kernels import KernelRules
 from .outcome import Outcome
 
-KINDS: Final[tuple[str, ...]]
 STATES: Final[tuple[str, ...]]
-TRIGGERS: Final[tuple[str, ...]]
-UNMAPS: Final[tuple[str, ...]]
-WARNINGS: Final[tuple[str, ...]]
 
 class KfdProcess(Process):
     refused: bool
@@ -27,6 +23,9 @@ class KfdProcess(Process):
         evict_on_full: bool = False,
         node: Node | None = None,
         node_entries: int = 0,
+        eviction: str = "driver",
+        seed: int = 0,
+        quota_pages: int | None = None,
     ) -> Self: ...
     def begin(self, t_ns: int, record: bool = True) -> Outcome: ...
     def finish(self, ret: int = 0) -> Outcome: ...

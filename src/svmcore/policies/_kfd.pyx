@@ -8,18 +8,26 @@ negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
+from .._evict cimport (
+    evict_free,
+    evict_insert,
+    evict_nbytes,
+    evict_new,
+    evict_remove,
+    evict_reserve,
+    evict_touch,
+    evict_victim,
+    order_of,
+)
 from .._faults cimport (
     EVENT_EVICT_OBJECT,
     EVENT_FILTER,
     EVENT_HANG,
-    EVENT_MAP,
-    EVENT_MIGRATE,
     EVENT_QUEUE,
-    EVENT_UNMAP,
     EVENT_WARN,
     MAX_GPUS,
     REASON_BUS_ERROR,
@@ -58,9 +66,9 @@ from .._faults cimport (
     engine_moved,
     engine_new,
     engine_unmap,
-    event_t,
     fault_window,
     processor_t,
+    transfer_ns,
     trigger_t,
     unmap_t,
 )
@@ -70,6 +78,9 @@ from .._process cimport (
     Node,
     Process,
     arrival_t,
+    location_id,
+    mapping_code,
+    mapping_row,
     node_make_room,
     ops_t,
     tenant_t,
@@ -201,10 +212,6 @@ cdef enum vma_bits:
     KIND_IO = 4
     KIND_PFNMAP = 5
 
-KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
-TRIGGERS = ("prefetch", "gpu_fault", "cpu_fault", "ttm_evict")
-UNMAPS = ("notify", "notify_migrate", "unmap_from_cpu")
-WARNINGS = ("bo_not_last_ref",)
 STATES = ("", "no_process", "no_node", "mm_gone", "drain_pagefaults")
 
 # A growing list of range numbers.
@@ -531,6 +538,9 @@ cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
         p.ranges[node].bits &= ~RANGE_ON_BO
         node = p.ranges[node].bo_next
     p.node.used[bo.gpu] -= bo.npages
+    if p.order != NULL:
+        evict_remove(p.order, number)
+        p.taken[bo.gpu] -= bo.npages
     if bo.prev:
         p.bos[bo.prev].next = bo.next
     else:
@@ -579,6 +589,7 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
     """Memory pressure: every range on the object's list leaves it (section 15)."""
     cdef uint32_t serial = p.bos[number].serial, node, following, _round
     p.engine.counters.evictions += 1
+    p.engine.cost_ns += p.engine.costs.evict_ns
     if p.rules.reports_eviction:
         engine_log(p.engine, EVENT_EVICT_OBJECT, p.bos[number].npages, 0,
                    <uint8_t>(1 + p.bos[number].gpu), 0, 0,
@@ -605,7 +616,10 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
 
 
 cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
+    """The object that goes next: the oldest, or what another order of eviction says."""
     cdef uint32_t number = p.first_bo
+    if p.order != NULL:
+        return evict_victim(p.order, gpu)
     while number and p.bos[number].gpu != gpu:
         number = p.bos[number].next
     return number
@@ -614,7 +628,15 @@ cdef uint32_t oldest_bo(kfd_t* p, uint32_t gpu) noexcept nogil:
 cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
     cdef uint32_t number = oldest_bo(p, gpu)
-    return p.bos[number].sequence if number else KEEPS
+    if number == 0:
+        return KEEPS
+    return p.bos[number].sequence if p.order == NULL else p.order.units[number].stamp
+
+
+cdef void kfd_take_bo(kfd_t* p, uint32_t number) noexcept nogil:
+    if p.order != NULL:
+        evict_insert(p.order, number, p.bos[number].gpu, p.bos[number].sequence)
+        p.taken[p.bos[number].gpu] += p.bos[number].npages
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
@@ -626,6 +648,12 @@ cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
 
 cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
     """Evict the node's oldest objects on a GPU, one by one, until *size* pages fit."""
+    if p.order != NULL:
+        if size > p.quota:
+            return -E_NOMEM
+        while p.taken[gpu] + size > p.quota:
+            if not p.evict_on_full or oldest_bo(p, gpu) == 0 or not evict_oldest(p, gpu):
+                return -E_NOMEM
     if p.node.used[gpu] + size <= p.gpus[gpu].vram_pages:
         return 0
     if not p.evict_on_full:
@@ -634,7 +662,9 @@ cdef int make_room(kfd_t* p, uint32_t gpu, uint64_t size) noexcept nogil:
 
 
 cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
-    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t))
+    return more(<void**>&p.bos, &p.cap_bos, p.nbos + count, sizeof(bo_t)) and (
+        p.order == NULL or evict_reserve(p.order, p.nbos + count, p.ngpus)
+    )
 
 
 cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
@@ -682,6 +712,10 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     cdef range_t* r = p.ranges + node
     cdef int error
     if bo_alive(p, node) and p.bos[r.bo].gpu == gpu:
+        if p.order != NULL:
+            # The driver sees faults and moves, never the touches of mapped pages.
+            evict_touch(p.order, r.bo, p.node.sequence)
+            p.node.sequence += 1
         if not r.bits & RANGE_HAS_BO:
             r.bits |= RANGE_HAS_BO
             p.bos[r.bo].holders += 1
@@ -695,6 +729,8 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     if error:
         return error
     bo_make(p, node, gpu, size)
+    if p.order != NULL:
+        kfd_take_bo(p, r.bo)
     return 0
 
 
@@ -1301,6 +1337,8 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
         and p.state == STATE_RUNNING
         and p.rules.window_migration
         and p.rules.mapped_per_gpu
+        and p.order == NULL
+        and p.engine.costs.map_ns == 0
         and not p.engine.recording
         and p.fail_vram == 0
         and p.fail_limit == 0
@@ -1393,10 +1431,7 @@ cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t
             e.counters.migrated_pages += moved
             e.counters.pages_to_device += moved
             e.processors[1 + gpu].pages_in += moved
-            # Through a signed number: conversion to an unsigned one takes a branch.
-            e.cost_ns += <uint64_t><int64_t>(
-                e.costs.move_ns + e.costs.move_page_ns * <double><int32_t>moved
-            )
+            e.cost_ns += transfer_ns(&e.costs.to_device, moved)
             p.bos[r.bo].pages += moved
             r.vram_pages += moved
             r.actual = best
@@ -2738,6 +2773,12 @@ cdef class KfdProcess(Process):
         log2 pages, capped at 27.
     evict_on_full : bool
         A full VRAM evicts the oldest objects; else the allocation fails.
+    eviction : str
+        Which object goes: ``driver`` (the oldest), or an order of ``_evict.ORDERS``.
+    seed : int
+        Of the order ``random``.
+    quota_pages : int, optional
+        Most pages of objects on one GPU.
     node : Node, optional
         Device memory to share with other processes.
 
@@ -2758,7 +2799,8 @@ cdef class KfdProcess(Process):
     """
 
     def __cinit__(self, gpus, *, xnack, kernel="7.3", max_svm_range_pages=None,
-                  default_granularity=9, evict_on_full=False, node=None, node_entries=0):
+                  default_granularity=9, evict_on_full=False, node=None, node_entries=0,
+                  eviction="driver", seed=0, quota_pages=None):
         cdef Node shared = Node() if node is None else node
         cdef kfd_t* p
         cdef tenant_t tenant
@@ -2773,6 +2815,7 @@ cdef class KfdProcess(Process):
         self.gpus = gpus
         self.node = shared
         self.index = {gpu.id: i for i, gpu in enumerate(gpus)}
+        self.outcome = Outcome
         self.result = Outcome()
         p = <kfd_t*>calloc(1, sizeof(kfd_t))
         if p == NULL:
@@ -2792,6 +2835,12 @@ cdef class KfdProcess(Process):
         take_gpus(p, gpus, self.rules.apu_prefers_system)
         p.xnack = xnack
         p.evict_on_full = evict_on_full
+        if eviction != "driver" or quota_pages is not None:
+            # The driver's own order is that of creation.
+            p.order = evict_new(order_of("fifo" if eviction == "driver" else eviction), seed)
+            if p.order == NULL:
+                raise OutOfMemoryError("no memory for a process")
+        p.quota = <uint64_t>-1 if quota_pages is None else quota_pages
         p.granularity = min(default_granularity, 27) if self.rules.granularity_parameter else 9
         p.max_pages = max_svm_range_pages or largest_range(gpus)
         if set_defaults(p):
@@ -2824,6 +2873,7 @@ cdef class KfdProcess(Process):
         free(p.sides)
         free(p.sets)
         free(p.bos)
+        evict_free(p.order)
         free(p.deferred)
         free(p.buffers)
         free(p.userptrs)
@@ -2831,32 +2881,9 @@ cdef class KfdProcess(Process):
 
     # ---- operations ----
 
-    def begin(self, t_ns, record=True):
-        """Start an operation at *t_ns*; its effects are collected until :meth:`finish`.
-
-        With *record* off only the result and the views tell what it did, and faults may
-        take the short way that replays take.
-        """
-        self.p.engine.now = t_ns
-        self.p.engine.cost_ns = 0
-        self.p.engine.nevents = 0
-        self.p.engine.recording = record
-        self.result = Outcome()
-        return self.result
-
-    def finish(self, ret=0):
-        """End the operation; its result with every effect in order."""
-        self.p.engine.recording = False
-        self.result.ret = ret
-        collect_events(self.p, self.gpus, self.result)
-        if self.p.engine.lost_events:
-            self.p.engine.lost_events = False
-            raise OutOfMemoryError("no memory for the event log of an operation")
-        return self.result
-
     def mmap(self, first, last, prot="rw", kind="anon"):
         """A CPU mapping appears; -EEXIST where one is already."""
-        return kfd_mmap(self.p, first, last, 1 + (prot_bits(prot) | KINDS.index(kind) << 2))
+        return kfd_mmap(self.p, first, last, mapping_code(prot, kind))
 
     def munmap(self, first, last):
         """CPU mappings go; ranges follow by deferred work (section 13)."""
@@ -2864,7 +2891,7 @@ cdef class KfdProcess(Process):
 
     def mprotect(self, first, last, prot):
         """Protection changes; a hole stops it with -ENOMEM (section 19.4)."""
-        return kfd_mprotect(self.p, first, last, prot_bits(prot))
+        return kfd_mprotect(self.p, first, last, mapping_code(prot, "anon") - 1)
 
     def invalidate(self, first, last):
         """CPU page tables change without data loss."""
@@ -3098,6 +3125,7 @@ cdef class KfdProcess(Process):
             + <uint64_t>p.cap_sides * sizeof(side_t)
             + <uint64_t>p.cap_sets * sizeof(attrs_t)
             + <uint64_t>p.cap_bos * sizeof(bo_t)
+            + (evict_nbytes(p.order) if p.order != NULL else 0)
         )
 
     def __len__(self):
@@ -3225,8 +3253,7 @@ cdef class KfdProcess(Process):
         cdef uint32_t code = vma_at(self.p, page, &end)
         if code == 0:
             return None
-        prot = ("r" if vma_readable(code) else "") + ("w" if vma_writable(code) else "")
-        return self.p.vma_first, end, prot or "-", KINDS[vma_kind(code)]
+        return mapping_row(self.p.vma_first, end, code)
 
     def next_vma(self, page):
         """First page of the next CPU mapping that ends at or after *page*, None without one."""
@@ -3307,14 +3334,6 @@ cdef object largest_range(tuple gpus):
     return 1 << (pages.bit_length() - 1)
 
 
-cdef uint32_t prot_bits(str prot):
-    return ("r" in prot) * PROT_READ | ("w" in prot) * PROT_WRITE
-
-
-cdef object location_id(tuple gpus, uint8_t processor):
-    return gpus[processor - 1].id if processor else 0
-
-
 cdef object piece_row(kfd_t* p, uint32_t node, tuple names, int child):
     return p.ranges[node].start, p.ranges[node].last, names[pending_of(p, node)], child
 
@@ -3326,31 +3345,3 @@ cdef void add_span(span_t** spans, uint32_t* n, uint32_t* cap, uint64_t first,
     spans[0][n[0]].first = first
     spans[0][n[0]].last = last
     n[0] += 1
-
-
-cdef void collect_events(kfd_t* p, tuple gpus, object result) except *:
-    cdef uint32_t i
-    cdef event_t* e
-    for i in range(p.engine.nevents):
-        e = p.engine.events + i
-        if e.kind == EVENT_MIGRATE:
-            result.migr.append((
-                e.first, e.last, location_id(gpus, e.source), location_id(gpus, e.target),
-                TRIGGERS[e.cause], e.value,
-            ))
-        elif e.kind == EVENT_MAP:
-            result.map.append(
-                (location_id(gpus, e.target), e.first, e.last, int(e.cause), int(e.value))
-            )
-        elif e.kind == EVENT_UNMAP:
-            result.unmap.append((location_id(gpus, e.target), e.first, e.last, UNMAPS[e.cause]))
-        elif e.kind == EVENT_QUEUE:
-            result.queues.append("resume" if e.cause else "quiesce")
-        elif e.kind == EVENT_WARN:
-            result.warn.append(WARNINGS[e.cause])
-        elif e.kind == EVENT_EVICT_OBJECT:
-            result.bo_evict.append((int(e.value), e.first))
-        elif e.kind == EVENT_FILTER:
-            result.filter_removed.append(e.first)
-        elif e.kind == EVENT_HANG:
-            result.hang.append(e.first)

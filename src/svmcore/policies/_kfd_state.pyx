@@ -15,6 +15,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from .._evict cimport evict_pack, evict_reserve, evict_restore
 from .._large cimport ask_large
 from .._ranges cimport (
     range_entry_t,
@@ -135,6 +136,9 @@ TABLES = {
     "userptrs": (WORD, 2),
 }
 COUNTED = ("counters", "processors")
+# With an order of eviction other than the driver's: rows (object, GPU, stamp, uses) in that
+# order; the generator's state, then for each GPU the object that goes next by chance.
+ORDER = {"order": (WORD, 4), "chance": (WORD, 0)}
 
 
 # ---- a process to tables ------------------------------------------------------------------
@@ -483,6 +487,11 @@ def pack(KfdProcess process not None):
         "buffers": pack_spans("buffers", p.buffers, p.nbuffers),
         "userptrs": pack_spans("userptrs", p.userptrs, p.nuserptrs),
     }
+    if p.order != NULL:
+        tables["order"] = evict_pack(p.order)
+        tables["order"][:, 0] = [of_bo[<uint32_t>unit] for unit in tables["order"][:, 0]]
+        drawn = [of_bo[p.order.drawn[i]] if p.order.drawn[i] else 0 for i in range(p.ngpus)]
+        tables["chance"] = np.array([p.order.random, *drawn], np.uint64)
     return {
         name: table.astype(table.dtype.newbyteorder("<"), copy=False)
         for name, table in tables.items()
@@ -497,7 +506,7 @@ cdef int refuse(str table, object row, str expected) except -1:
 
 cdef object take_table(object tables, str name):
     """A table of the form that its name asks for, in native byte order."""
-    dtype, columns = TABLES[name]
+    dtype, columns = (TABLES | ORDER)[name]
     table = tables.get(name)
     if not isinstance(table, np.ndarray):
         raise InvalidArgumentError(f"state: member {name}: expected an array, found {table!r:.60}")
@@ -1057,6 +1066,25 @@ cdef int build_objects(kfd_t* p, const object_row_t[::1] rows,
     return 0
 
 
+cdef int build_eviction(kfd_t* p, object rows, object chance) except -1:
+    """Each object once, on its GPU."""
+    cdef uint32_t i
+    if len(chance) != 1 + p.ngpus or sorted(rows[:, 0].tolist()) != list(range(1, p.nbos)):
+        refuse("order", 0, f"each of {p.nbos - 1} objects once, {1 + p.ngpus} numbers of chance")
+    for number, gpu, stamp, _ in rows.tolist():
+        if p.bos[<uint32_t>number].gpu != gpu or stamp >= 1 << 63:
+            refuse("order", number, "the object's own GPU, a stamp below 2**63")
+    if not evict_reserve(p.order, p.nbos, p.ngpus):
+        raise OutOfMemoryError("state: no memory for the order of eviction")
+    evict_restore(p.order, rows, chance[1:].tolist(), chance[0])
+    for i in range(1, p.nbos):
+        p.taken[p.bos[i].gpu] += p.bos[i].npages
+    for i in range(p.ngpus):
+        if p.taken[i] > p.quota:
+            refuse("objects", i, f"at most {p.quota} pages on a GPU")
+    return 0
+
+
 cdef int build_masks(residency_t* r, const uint64_t[:, ::1] rows, const room_t* room) except -1:
     cdef Py_ssize_t i = 0, end
     # All room at once: arrays that grow are copied out of their large pages.
@@ -1186,14 +1214,15 @@ def unpack(KfdProcess process not None, tables):
         or p.engine.res.nblocks > 1 or p.nbuffers or p.nuserptrs
     ):
         raise InvalidArgumentError("state: expected a new process, alone on its node")
-    unknown = sorted(str(name) for name in tables if name not in TABLES and name not in COUNTED)
+    known = TABLES | ORDER if p.order != NULL else TABLES
+    unknown = sorted(str(name) for name in tables if name not in known and name not in COUNTED)
     if unknown:
         raise InvalidArgumentError(
-            f"state: unknown member {unknown[0]}, expected {', '.join([*TABLES, *COUNTED])}"
+            f"state: unknown member {unknown[0]}, expected {', '.join([*known, *COUNTED])}"
         )
     tables = upgraded(tables)
     # Cython takes no read-only view of a struct in a mutable variable: copy what is read-only.
-    taken = {name: writable(take_table(tables, name)) for name in TABLES}
+    taken = {name: writable(take_table(tables, name)) for name in known}
     totals = take_counters(tables, "counters", 1, dict(p.engine.counters))
     each = take_counters(tables, "processors", 1 + p.ngpus, dict(p.engine.processors[0]))
     if len(taken["process"]) != 1 or len(taken["gpus"]) != p.ngpus:
@@ -1226,6 +1255,8 @@ def unpack(KfdProcess process not None, tables):
     sets = make_sets(process, attributes, row[0].xnack)
     build_ranges(p, ranges, listed, ndeferred, nsides, sets)
     build_objects(p, objects, members)
+    if p.order != NULL:
+        build_eviction(p, taken["order"], taken["chance"])
     fill_map(p.vmas, mapping_entries(taken["mappings"]))
     # What was looked up before is of the empty process.
     p.vma_first = 1

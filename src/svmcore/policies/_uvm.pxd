@@ -149,7 +149,6 @@ cdef struct gpu_t:
 
 cdef struct uvm_counters_t:
     uint64_t populated_pages     # made where there was no copy
-    uint64_t duplicated_pages    # copied for readers
     uint64_t invalidated_pages   # copies dropped by a writer
     uint64_t prefetched_pages
     uint64_t batches

@@ -29,6 +29,7 @@ from .._faults cimport (
     engine_moved,
     engine_new,
     engine_t,
+    move_ns,
     trigger_t,
 )
 from .._process cimport (
@@ -1423,17 +1424,6 @@ cdef ended_t make_room(uvm_t* p) noexcept nogil:
 
 # ---- residency --------------------------------------------------------------------------
 
-cdef void pay_copy(uvm_t* p, uint32_t source, uint32_t target, uint32_t pages) noexcept nogil:
-    if source and target:
-        p.engine.cost_ns += <uint64_t>(
-            p.engine.costs.peer_ns + p.engine.costs.peer_page_ns * <double>pages
-        )
-    else:
-        p.engine.cost_ns += <uint64_t>(
-            p.engine.costs.move_ns + p.engine.costs.move_page_ns * <double>pages
-        )
-
-
 cdef void copy_leg(uvm_t* p, uint32_t block, uint32_t source, uint32_t target,
                    const uint64_t* mine, cause_t cause, const uint64_t* ahead, bint duplicate,
                    bint last) noexcept nogil:
@@ -1460,8 +1450,8 @@ cdef void copy_leg(uvm_t* p, uint32_t block, uint32_t source, uint32_t target,
             end = run_end(faulted, page)
             why = cause
         if duplicate:
-            p.counters.duplicated_pages += end - page
-            pay_copy(p, source, target, end - page)
+            p.engine.counters.duplicated_pages += end - page
+            p.engine.cost_ns += move_ns(&p.engine.costs, source, target, end - page)
         else:
             engine_moved(p.engine, base + page, base + end - 1, <uint8_t>source, <uint8_t>target,
                          <trigger_t>why, end - page)
@@ -4018,7 +4008,7 @@ cdef class UvmProcess(Process):
         count = dict(p.counters)
         totals = self.totals()
         for name in ("migrations", "pages_to_device", "pages_to_host", "migrated_pages",
-                     "evictions", "evicted_pages", "unmaps", "maps"):
+                     "evictions", "evicted_pages", "unmaps", "maps", "duplicated_pages"):
             count[name] = totals[name]
         for name in ("faults", "duplicates"):
             count[name] = sum(row[name] for row in self.processors())

@@ -85,9 +85,10 @@ COLUMNS = {
 ENGINE = (
     "migrations", "migration_attempts", "migrated_pages", "pages_to_device", "pages_to_host",
     "evictions", "evicted_pages", "unmaps", "maps", "queue_evictions", "queue_restores",
+    "duplicated_pages", "dropped_pages",
 )
 DRIVER = (
-    "populated_pages", "duplicated_pages", "invalidated_pages", "prefetched_pages", "batches",
+    "populated_pages", "invalidated_pages", "prefetched_pages", "batches",
     "services", "replays", "throttles", "pins", "unpins", "revocations",
 )
 

@@ -12,7 +12,7 @@ import importlib
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from ..machine import Machine
 __all__ = [
     "SWITCHES",
     "Policy",
+    "check_memory_parameters",
     "make_policy",
     "parse_spec",
     "policy_class",
@@ -45,6 +46,8 @@ class Policy:
     name: ClassVar[str] = ""
     #: Neutral words of advice that its processes take; empty where advice is an attribute.
     ADVICE: ClassVar[tuple[str, ...]] = ()
+    #: Constants of a machine that enter modelled times under it; empty: all of them.
+    costs_used: ClassVar[tuple[str, ...]] = ()
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.
@@ -84,6 +87,26 @@ class Policy:
             If the arrays do not fit; the process must then be discarded.
         """
         raise NotSupportedError(f"policy {self.name}: its processes cannot be loaded")
+
+
+def check_memory_parameters(policy: Any, orders: Sequence[str]) -> None:
+    """Check ``eviction``, ``seed`` and ``quota_pages`` of a policy that has them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is out of range; the message names it and what was expected.
+    """
+    quota = policy.quota_pages
+    for key, sound, expected in (
+        ("eviction", policy.eviction in orders, f"one of {', '.join(orders)}"),
+        ("seed", 0 <= policy.seed < 1 << 64, "0 to 2**64 - 1"),
+        ("quota_pages", quota is None or 1 <= quota < 1 << 52, "1 or more"),
+    ):
+        if not sound:
+            raise InvalidArgumentError(
+                f"policy {policy.name}: {key} = {getattr(policy, key)!r}, expected {expected}"
+            )
 
 
 _P = TypeVar("_P", bound=type[Policy])

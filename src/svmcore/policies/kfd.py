@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
-from .base import Policy, register
+from .base import Policy, check_memory_parameters, register
 from .kernels import kernel_rules
 
 __all__ = ["Kfd"]
@@ -35,17 +35,43 @@ class Kfd(Policy):
     evict_on_full : bool
         A full GPU memory evicts the oldest objects; off, the move fails and
         pages stay in system memory.
+    eviction : str
+        Which VRAM object goes first: ``driver`` (the oldest), ``fifo`` (the same,
+        written apart), ``lru``, ``mru``, ``lfu``, ``random`` or ``second_chance``.
+        A use is a fault or a move, since the driver sees no touch of a mapped page.
+        Others than ``driver`` go the long way and are slower to compute.
+    seed : int
+        Of the order ``random``.
+    quota_pages : int or None
+        Most pages of VRAM objects that the process has on one GPU; None: no limit.
 
     Source
     ------
     AMD KFD SVM attribute document and driver; ``docs/explain/kfd.md``.
     """
 
+    # GPUs exchange pages by way of system memory, and faults come one by one.
+    costs_used: ClassVar[tuple[str, ...]] = (
+        "fault_ns",
+        "unmap_ns",
+        "migrate_latency_ns",
+        "migrate_bytes_per_s",
+        "to_device_curve",
+        "to_host_curve",
+        "remote_access_ns",
+        "remote_bytes_per_s",
+        "evict_ns",
+        "map_ns",
+    )
+
     kernel: str = "7.3"
     xnack: bool = True
     granularity: int = 9
     max_svm_range_pages: int | None = None
     evict_on_full: bool = True
+    eviction: str = "driver"
+    seed: int = 0
+    quota_pages: int | None = None
 
     def __post_init__(self) -> None:
         kernel_rules(self.kernel)
@@ -57,6 +83,10 @@ class Kfd(Policy):
             raise InvalidArgumentError(
                 f"policy kfd: max_svm_range_pages = {self.max_svm_range_pages}, expected 1 or more"
             )
+
+        from .._evict import ORDERS
+
+        check_memory_parameters(self, ("driver", *ORDERS))
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A compiled process under the driver, with the machine's costs."""
@@ -70,6 +100,9 @@ class Kfd(Policy):
             default_granularity=self.granularity,
             evict_on_full=self.evict_on_full,
             node=node,
+            eviction=self.eviction,
+            seed=self.seed,
+            quota_pages=self.quota_pages,
         )
         process.set_costs(machine.costs)
         return process

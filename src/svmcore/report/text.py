@@ -20,6 +20,9 @@ from ..units import PAGE_SIZE, format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..compare import Difference
+    from ..plans import Plan
+
 __all__ = [
     "comparison",
     "counted",
@@ -28,6 +31,7 @@ __all__ = [
     "meaning",
     "printable",
     "profile_report",
+    "ranking",
     "replay_report",
     "settings_text",
     "text_table",
@@ -136,8 +140,9 @@ def profile_report(profile: Profile) -> list[str]:
 
 def _head(result: Result, machine: Machine, sure: float, mapped: str) -> list[str]:
     trace = result.trace
-    own = {key: value for key, value in result.settings.items() if key not in ("by", "raw_faults")}
-    replayed = {"by": result.settings.get("by"), "raw_faults": result.settings.get("raw_faults")}
+    how = ("by", "raw_faults", "plan")
+    own = {key: value for key, value in result.settings.items() if key not in how}
+    replayed = {key: result.settings[key] for key in how if key in result.settings}
     gpus = sorted({gpu.vram_pages for gpu in machine.gpus})
     memory = " and ".join(format_size(pages * PAGE_SIZE) for pages in gpus)
     rows = [
@@ -312,6 +317,64 @@ def _buffer_tables(result: Result) -> list[str | Table]:
 
 def _total(rows: npt.NDArray[np.void]) -> dict[str, int]:
     return {key: int(rows[key].sum()) for key in rows.dtype.names or ()}
+
+
+# ---- hint plans, ranked ---------------------------------------------------------------------
+
+_RANKED_COLUMNS = (
+    _Column("faults", "faults", kept=True),
+    _Column("migrations", "migrations", kept=True),
+    _Column("to devices", "bytes_to_device", format_size, kept=True),
+    _Column("to the host", "bytes_to_host", format_size, kept=True),
+    _Column("duplicated", "duplicated_bytes", format_size),
+    _Column("remote", "remote_accesses"),
+    _Column("evictions", "evictions"),
+    _Column("errors", "errors"),
+    _Column("modelled time", "time_ns", format_duration, kept=True),
+)
+
+
+def ranking(
+    plans: Sequence[tuple[Plan, Result]], difference: Difference | None = None
+) -> list[str | Table]:
+    """Hint plans in rank order as a table, and where two of them part.
+
+    Parameters
+    ----------
+    plans : sequence of (Plan, Result)
+    difference : Difference, optional
+        Of two plans, as :func:`svmcore.compare.compare` finds it.
+    """
+    trace = plans[0][1].trace
+    parts: list[str | Table] = [
+        (
+            f"{printable(str(trace['path']))} ({trace['format']}, {trace['kind']} trace), "
+            f"{counted(trace['records'], 'record')}"
+        ),
+        "",
+        _figures(
+            "plan",
+            _RANKED_COLUMNS,
+            [(plan.name, {**result.counters, "time_ns": result.time_ns}) for plan, result in plans],
+        ),
+        "",
+        *_aligned((printable(plan.name), _basis(plan, result)) for plan, result in plans),
+    ]
+    if difference is not None:
+        parts += [
+            "",
+            f"They part at record {difference.record}, page {difference.page:#x}:",
+            *(f"  {text}" for text in (difference.text_a, difference.text_b)),
+        ]
+    notes = dict.fromkeys(note for _, result in plans for note in result.notes)
+    return [*parts, "", *(f"note: {printable(note)}" for note in notes)]
+
+
+def _basis(plan: Plan, result: Result) -> str:
+    """What a plan's figures stand on."""
+    hints = counted(len(plan.hints), "hint")
+    settings = settings_text(plan.settings) or "defaults"
+    return f"{result.policy} on {printable(result.machine)}, {hints}, {settings}"
 
 
 # ---- two replays side by side ------------------------------------------------------------
