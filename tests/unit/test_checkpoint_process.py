@@ -1066,6 +1066,10 @@ def test_a_dead_process_gives_back_the_pages_of_its_spaces():
     assert space.ranges() == []
     with pytest.raises(BusyError, match="is dead"):
         process.submit(1)
+    space.map(BASE, 8 * MIB)
+    with pytest.raises(BusyError, match="is dead"):
+        space.access(BASE, 8 * MIB, by="gpu0", write=True)
+    assert node.system.used("gpu0") == 0
     assert "dead" in repr(process)
     assert node.processes() == []
 

@@ -564,7 +564,6 @@ class SimProcess:
         self._allocations.clear()
         self.take_host(-self.host_bytes)
         for space in self.spaces:
-            space.owner = None
             space.unmap(PAGE_SIZE, ADDRESS_LIMIT - 2 * PAGE_SIZE)
             space.step()
 
