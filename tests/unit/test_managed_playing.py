@@ -264,6 +264,16 @@ def test_inspect_advice(weights):
     assert "--write-share" in err
 
 
+def test_a_table_tells_what_was_refused(weights):
+    """A hint that did nothing is not to look like one that was followed."""
+    plans = {"typo": [Hint("weights", "preferred_location", "gpu7")], "none": []}
+    lines = compare_dialects(weights, plans, ("cuda", "acl")).table().split("\n")
+    assert [line for line in lines if line.startswith("note")] == [
+        "note: typo cuda: preferred_location: CUDA_ERROR_INVALID_DEVICE, rule device, 1 time",
+        "note: typo acl: preferred_location: ACL_ERROR_RT_PARAM_INVALID, rule device, 1 time",
+    ]
+
+
 # ---- vector files ----------------------------------------------------------------------------
 
 
@@ -292,6 +302,7 @@ def test_shared_cases(shared):
         (("state", "last_prefetch"), 0, "state last_prefetch"),
         (("state", "writable"), [], "state writable"),
         (("state", "colour"), "red", "state colour"),
+        ("rounds", 1, "rounds"),
     ],
 )
 @pytest.mark.parametrize("mode", ["doc", "driver"])
@@ -310,6 +321,16 @@ def test_any_difference_is_one_mismatch(tmp_path, key, value, named, mode, capsy
     assert f"{mode}: {named}: expected" in detail
 
 
+@pytest.mark.parametrize("mode", ["doc", "driver"])
+def test_a_case_for_one_mode(tmp_path, mode):
+    table = json.loads(OWN.read_text())
+    del table["own_conflict"][mode]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps(table))
+    report = run_file(path)
+    assert (report.steps, report.mismatches) == (3, 0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -320,6 +341,7 @@ def test_any_difference_is_one_mismatch(tmp_path, key, value, named, mode, capsy
         lambda t: t["own_conflict"].update(steps=[["prefetch", "moon"]]),
         lambda t: t["own_conflict"].update(steps=7),
         lambda t: t["own_conflict"].update(doc={}),
+        lambda t: t["own_conflict"].update(steps=[["access", 10**9, True]]),
     ],
 )
 def test_broken_case_files(tmp_path, change):

@@ -99,7 +99,7 @@ class Comparison:
     rows: list[Row]
 
     def table(self) -> str:
-        """Lines for people."""
+        """Lines for people; below them what a vendor refused, and fatal accesses."""
         heads = ("plan", "semantics", "faulted", "moved", "copied", "remote", "read mostly at end")
         lines: list[tuple[str, ...]] = [heads]
         for plan, semantics, play in self.rows:
@@ -107,13 +107,19 @@ class Comparison:
             sizes = (format_size(play.totals[name]) for name in COUNTED[1:])
             lines.append((plan, semantics, *sizes, ", ".join(kept) or "-"))
         widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        return "\n".join(
+        rows = [
             "  ".join(
                 cell.ljust(width) if i in (0, 1, 6) else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
-        )
+        ]
+        notes = [
+            f"note: {plan} {semantics}: {answer}, {times} time{'s' * (times != 1)}"
+            for plan, semantics, play in self.rows
+            for answer, times in play.refused.items()
+        ]
+        return "\n".join(rows + notes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``rows`` of plan, semantics, the figures and the buffers."""
