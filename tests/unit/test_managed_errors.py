@@ -230,6 +230,22 @@ def test_batch_lengths_and_flags(space, name, ptr):
     refused(space, flags, lambda: space.mem_prefetch(ptr, PAGE, "gpu0", 1))
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda m, p: m.mem_prefetch_batch(p, [4096], ["gpu0"], [0]),
+        lambda m, p: m.mem_prefetch_batch([p], 4096, ["gpu0"], [0]),
+        lambda m, p: m.mem_prefetch_batch([p], [4096], "gpu0", [0]),
+        lambda m, p: m.mem_prefetch_batch([p], [4096], ["gpu0"], None),
+        lambda m, p: m.mem_range_get_attributes("READ_MOSTLY", p, 4096),
+        lambda m, p: m.mem_range_get_attributes(1, p, 4096),
+    ],
+)
+def test_one_value_where_several_are_meant(space, ptr, batch):
+    with pytest.raises(InvalidArgumentError, match=r"^[a-z_]+ .*: expected a list$"):
+        batch(space, ptr)
+
+
 def test_acl_batch_runs_in_order_and_keeps_what_is_done():
     space = memory("acl-driver")
     ptr = space.alloc(2 * PAGE)
