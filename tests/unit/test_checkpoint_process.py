@@ -858,6 +858,9 @@ def test_what_the_caller_does_not_bring_back_is_undefined():
     with pytest.raises(InvalidArgumentError, match="expected an address of the window"):
         back.windows[0].write({12: "x"})
     driver.operation_complete(back.handle)
+    for copy in (back.windows[0].read, lambda: back.windows[0].write({})):
+        with pytest.raises(InvalidArgumentError, match="it is unmapped"):
+            copy()
     assert [a.data for a in process.allocations()] == [None, None]
 
 
