@@ -246,6 +246,14 @@ def test_study_of_nothing(tmp_path):
     assert advice_report(study)
 
 
+def test_a_buffer_at_address_zero(tmp_path):
+    """Traces with relative addresses begin there; a null pointer is nobody's memory."""
+    path = tmp_path / "zero.txt"
+    path.write_text("0x0,4096\n0x1000,4096\n")
+    with pytest.raises(InvalidArgumentError, match="^buffer touched0 at address 0: expected"):
+        advice_study(path)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_share_out_of_bounds(weights, share):
     with pytest.raises(InvalidArgumentError, match="write_share"):

@@ -215,8 +215,8 @@ def play_trace(
     TraceError
         If the trace cannot be read.
     InvalidArgumentError
-        For a hint on an unknown buffer or with an unknown word, or a record of a
-        processor that the machine lacks.
+        For a hint on an unknown buffer or with an unknown word, a buffer at address 0,
+        or a record of a processor that the machine lacks.
     """
     source = opened(trace)
     run = _Run(memory, sorted(source.mappings()), processor_of_name(by, memory.devices))
@@ -265,6 +265,11 @@ class _Run:
     def __init__(self, memory: ManagedMemory, buffers: Sequence[Buffer], by: int) -> None:
         self.memory, self.buffers, self.by = memory, buffers, by
         self.starts = [buffer.start for buffer in buffers]
+        if 0 in self.starts:
+            raise InvalidArgumentError(
+                f"buffer {buffers[0].name} at address 0: expected a higher address, "
+                "every vendor refuses a null pointer"
+            )
         self.result = Play(memory.semantics)
         self.result.buffers = [
             {"name": buffer.name, **dict.fromkeys(COUNTED, 0)} for buffer in buffers
