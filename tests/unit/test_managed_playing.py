@@ -250,7 +250,7 @@ def test_a_buffer_at_address_zero(tmp_path):
     """Traces with relative addresses begin there; a null pointer is nobody's memory."""
     path = tmp_path / "zero.txt"
     path.write_text("0x0,4096\n0x1000,4096\n")
-    with pytest.raises(InvalidArgumentError, match="^buffer touched0 at address 0: expected"):
+    with pytest.raises(InvalidArgumentError, match=r"^buffer touched0 at address 0: expected"):
         advice_study(path)
 
 
