@@ -179,6 +179,19 @@ def test_c7_read_mostly_takes_the_mappings(cuda, page):
     assert kinds(cuda.access(page, by="gpu0")) == ["duplicate"]
 
 
+@pytest.mark.parametrize("how", ["touched", "prefetched"])
+def test_c7_under_read_mostly_no_mapping_is_made(cuda, page, how):
+    advise(cuda, page, Advise.SET_READ_MOSTLY)
+    if how == "touched":
+        touch(cuda, page, "cpu")
+        assert advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0").effects == []
+    else:
+        advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
+        cuda.mem_prefetch(page, KIB4, "cpu")
+    assert cuda.page(page).mapped == ("cpu",)
+    assert kinds(cuda.access(page, by="gpu0")) == ["duplicate"]
+
+
 def test_c7_the_preferred_processor_faults_and_pulls(cuda, page):
     touch(cuda, page, "cpu", write=True)
     advise(cuda, page, Advise.SET_PREFERRED_LOCATION, "gpu0")
