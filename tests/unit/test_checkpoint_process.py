@@ -1,5 +1,6 @@
 """The process state machine: codes, memory, remap, custom storage, deaths, real recordings."""
 
+import ast
 import json
 import math
 import pickle
@@ -265,7 +266,7 @@ def test_every_recorded_remap(shared):
             assert process.state.name == row["state_after_retry"]
             continue
         assert told(driver.cuCheckpointProcessUnlock(pid)) == row["unlock"]
-        for device, _, intact, gpu, _ in eval(row["child"]):
+        for device, _, intact, gpu, _ in ast.literal_eval(row["child"]):
             (data,) = [a.data for a in process.allocations() if a.device == device]
             assert (data == f"contents {device}") is intact
             assert process.gpus[device][4:12] == gpu, scenario

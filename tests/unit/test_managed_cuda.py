@@ -479,6 +479,15 @@ def test_r6_first_touch_goes_to_the_preferred_place_if_it_is_reached(cuda):
         assert cuda.page(ptr).copies == (lands,)
 
 
+def test_r7_a_fault_of_accessed_by_is_served_in_place(cuda, page):
+    """A discard took the mapping (C12); the fault gets it back, and the page stays."""
+    touch(cuda, page, "cpu", write=True)
+    advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
+    cuda.mem_discard_batch([page], [KIB4])
+    assert kinds(cuda.access(page, by="gpu0")) == ["map"]
+    assert cuda.page(page).copies == ("cpu",)
+
+
 def test_r9_a_peer_maps_the_preferred_place():
     space = memory("cuda", hive=1)
     ptr = space.alloc(KIB4)
