@@ -283,6 +283,28 @@ def test_c10_eviction_drops_a_copy_that_is_one_of_several():
     assert space.counters()["evicted_bytes"] == 0
 
 
+def test_c10_who_had_the_data_first_keeps_it_when_another_copy_is_dropped():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    advise(space, ptr, Advise.SET_READ_MOSTLY, size=2 << 20)
+    for who in ("gpu1", "gpu0"):
+        space.access(ptr, 2 << 20, by=who)
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    view = space.page(ptr)
+    assert (view.copies, view.owner) == (("cpu", "gpu1"), "gpu1")
+
+
+def test_c10_the_only_copy_of_read_mostly_stays_read_only_when_it_is_evicted():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    advise(space, ptr, Advise.SET_READ_MOSTLY, size=2 << 20)
+    advise(space, ptr, Advise.SET_ACCESSED_BY, "cpu", size=2 << 20)
+    space.access(ptr, 2 << 20, by="gpu0")
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    view = space.page(ptr)
+    assert (view.copies, view.writable) == (("cpu",), ())
+
+
 def test_c10_a_host_copy_moves_between_nodes():
     space = memory("cuda", nodes=2)
     ptr = space.alloc(KIB4)
