@@ -852,6 +852,19 @@ def test_contents_go_out_and_come_back_through_windows():
     assert node.operations == {}
 
 
+def test_custom_storage_gives_the_host_memory_of_spaces_back():
+    node, process, driver = custom()
+    driver.unlock(process.pid)
+    space = process.space()
+    space.map(BASE, 8 * MIB)
+    space.access(BASE, 8 * MIB, by="gpu0", write=True)
+    driver.lock(process.pid)
+    driver.operation_complete(driver.checkpoint(process.pid, custom_storage=True).handle)
+    assert node.host_used == 8 * MIB
+    driver.operation_complete(driver.restore(process.pid, custom_storage=True).handle)
+    assert (node.host_used, process.host_bytes) == (0, 0)
+
+
 def test_what_the_caller_does_not_bring_back_is_undefined():
     _, process, driver = custom()
     driver.operation_complete(driver.checkpoint(process.pid, custom_storage=True).handle)

@@ -370,6 +370,16 @@ def test_c12_until_written_or_prefetched(cuda, page, end):
     assert not cuda.raw(page).discarded
 
 
+def test_c12_eviction_does_not_bring_the_contents_back():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    space.access(ptr, 2 << 20, by="gpu0", write=True)
+    space.mem_discard_batch([ptr], [2 << 20])
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    assert space.page(ptr).copies == ("cpu",)
+    assert kinds(space.access(ptr, by="gpu1")) == ["populate", "free"]
+
+
 def test_c12_discarded_pages_have_no_accessed_by_mappings(cuda, page):
     touch(cuda, page, "cpu", write=True)
     advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
