@@ -16,7 +16,7 @@ from svmcore.conformance import main, run_file
 from svmcore.errors import InvalidArgumentError
 from svmcore.managed.playing import Hint, compare_dialects, machine_for, play_trace
 from svmcore.managed.study import DIALECTS, EFFECTS, advice_study
-from svmcore.records import RECORD, UNKNOWN, Kind
+from svmcore.records import RECORD, UNKNOWN, Access, Kind
 from svmcore.report.advice import advice_report
 from svmcore.traces import Mapping, open_trace, write_records
 
@@ -236,6 +236,16 @@ def test_a8_lint_of_what_the_trace_advises(tmp_path):
     study = advice_study(trace(tmp_path, rows))
     assert study["lint"] == [{"buffer": "map0", "write_share": 0.2, "advised": True}]
     assert study["buffers"][0]["advised"] == ["read_mostly"]
+
+
+def test_an_atomic_is_a_write(tmp_path):
+    rows = [(Kind.ACCESS, 0, 4096, 1, how, UNKNOWN, 0) for how in (Access.READ, Access.ATOMIC)]
+    path = trace(tmp_path, rows)
+    (row,) = advice_study(path)["buffers"]
+    assert (row["reads"], row["writes"]) == (1, 1)
+    play = play_trace(path, memory("acl"), [Hint("*", "read_mostly")])
+    assert play.totals["faults"] == 2  # the write under read mostly too
+    assert not play.buffers[0]["advised"]
 
 
 def test_study_of_nothing(tmp_path):
