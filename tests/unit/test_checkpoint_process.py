@@ -553,6 +553,15 @@ def test_lock_timeout_keeps_the_work():
     assert node.now_ns == 6_000_000 + node.costs.lock_ns
 
 
+def test_work_begins_when_it_is_submitted():
+    node = node_of(1)
+    process = node.spawn()
+    node.step(10_000)
+    process.submit(1000)
+    process.submit(500)
+    assert process.idle_ns() == 11_500
+
+
 def test_work_that_never_ends():
     node = node_of(1)
     process, driver = node.spawn(), SimCheckpoint(node)

@@ -123,6 +123,11 @@ def test_unknown_advice(space, name, ptr, advice):
     refused(space, VALUE[name], lambda: space.mem_advise(ptr, PAGE, advice, "gpu0"), rule="enum")
 
 
+def test_unknown_advice_lists_the_words(space, ptr):
+    with pytest.raises(ManagedError, match=r"\[unset_\]read_mostly, \[unset_\]acc"):
+        space.mem_advise(ptr, PAGE, "SET_READ_MOSTLY")
+
+
 def test_a_cuda_number_given_to_acl():
     space = memory("acl")
     ptr = space.alloc(PAGE)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypedDict, Unpack
 
 from sortedcontainers import SortedDict
 
-from ..advice import Meaning, meaning_of
+from ..advice import WORDS, Meaning, meaning_of
 from ..errors import InvalidArgumentError
 from ..machine import Machine
 from ..units import ADDRESS_LIMIT, PAGE_SIZE, whole
@@ -771,10 +771,15 @@ class ManagedMemory(abc.ABC):
         elif whole("advice", advice) in self.advice_enum.__members__.values():
             return self._same_word(self._meaning(self.advice_enum(advice)))
         numbers = ", ".join(str(int(member)) for member in self.advice_enum)
+        words = ", ".join(
+            f"{'[unset_]' * told.unset}{word}"
+            for word, told in WORDS.items()
+            if self._takes(self._same_word(Meaning(word, True)))
+        )
         raise self._refused(
             "advice",
             "enum",
-            f"advice {advice!r}: expected one of {numbers}, or the name of one",
+            f"advice {advice!r}: expected one of {numbers}, {words}, or a vendor's name of one",
         )
 
     @abc.abstractmethod
