@@ -254,6 +254,19 @@ def test_a_call_that_hangs(call):
         assert bench.backend.get_state(bench.pid) == after
 
 
+@pytest.mark.parametrize("timeout_ms", [0, 60_000])
+def test_a_lock_may_take_longer_than_other_calls(timeout_ms):
+    """Its own timeout is the driver's to keep; without one it waits as long as data may move."""
+    bench = Bench()
+    bench.backend.call_timeout_s = 0.2
+    event = bench.driver.hangs["cuCheckpointProcessLock"] = threading.Event()
+    timer = threading.Timer(0.6, event.set)
+    timer.start()
+    bench.backend.lock(bench.pid, timeout_ms)
+    timer.join()
+    assert bench.process.state == L
+
+
 def test_suspended_when_the_checkpoint_takes_too_long():
     """The mark comes before the action: what went through late is undone all the same."""
     bench = Bench()

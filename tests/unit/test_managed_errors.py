@@ -323,7 +323,14 @@ def test_adopt(space):
     base = 0x7000_0000_0000
     space.adopt(base + 5, 4096)
     assert space.access(base, by="gpu0").faults == 1
-    for addr, size in ((base, 1), (base - 1, 10), (0, 0), (-1, 5), ((1 << 64) - 1, 5)):
+    for addr, size in (
+        (base, 1),
+        (base + 4096, 1),
+        (base - 1, 10),
+        (0, 0),
+        (-1, 5),
+        ((1 << 64) - 1, 5),
+    ):
         before = snapshot(space)
         with pytest.raises(InvalidArgumentError):
             space.adopt(addr, size)
