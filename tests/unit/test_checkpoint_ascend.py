@@ -168,6 +168,16 @@ def test_lock_waits_and_times_out():
     assert process.state == R
 
 
+def test_a_negative_timeout_does_not_turn_the_clock_back():
+    node, process, backend = bench()
+    process.submit(5_000_000)
+    with pytest.raises(CheckpointError, match="PARAM_INVALID: timeout -3 ms: expected 0 or more"):
+        backend.lock(process.pid, -3)
+    backend.lock_timeout_ms = -3
+    assert call(backend, "Lock") == PARAM
+    assert (process.state, node.now_ns) == (R, 0)
+
+
 # ---- callbacks --------------------------------------------------------------------------------
 
 

@@ -107,6 +107,14 @@ def test_bad_arguments_never_reach_the_driver():
     assert bench.backend.get_state(bench.pid) == C
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["call_timeout_s", "move_timeout_s"])
+def test_a_limit_that_nothing_can_wait_for(name, seconds):
+    """Else the call would be under way before the wait for it fails."""
+    with pytest.raises(InvalidArgumentError, match=rf"^{name} .*expected above 0"):
+        CudaCheckpoint(object(), **{name: seconds})
+
+
 def test_a_code_that_is_not_known():
     bench = Bench()
     bench.driver.cuCheckpointProcessUnlock = lambda pid, args: (719,)
@@ -244,6 +252,19 @@ def test_a_call_that_hangs(call):
         answer()
         after = {"Lock": L, "Checkpoint": C, "Restore": L, "Unlock": R}.get(call, R)
         assert bench.backend.get_state(bench.pid) == after
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 60_000])
+def test_a_lock_may_take_longer_than_other_calls(timeout_ms):
+    """Its own timeout is the driver's to keep; without one it waits as long as data may move."""
+    bench = Bench()
+    bench.backend.call_timeout_s = 0.2
+    event = bench.driver.hangs["cuCheckpointProcessLock"] = threading.Event()
+    timer = threading.Timer(0.6, event.set)
+    timer.start()
+    bench.backend.lock(bench.pid, timeout_ms)
+    timer.join()
+    assert bench.process.state == L
 
 
 def test_suspended_when_the_checkpoint_takes_too_long():
@@ -410,6 +431,11 @@ def test_no_driver(monkeypatch, capsys):
         ("state", "x"),
         ("lock", 1, "--timeout-ms", -1),
         ("state", 1, "--limit", 0),
+        ("state", 1, "--limit", "nan"),
+        ("state", 1, "--limit", "inf"),
+        ("suspend", 1, "--seconds", "nan"),
+        ("suspend", 1, "--seconds", "1e300"),
+        ("suspend", 1, "--seconds", 1, "--", sys.executable, "-c", "pass"),
         ("suspend", 1, "--", "no-such-program"),
         ("dance", 1),
         ("state", 1, 2),
@@ -421,6 +447,22 @@ def test_bad_command_lines(bench, capsys, arguments):
     assert err.count("\n") == 1
     assert "expected" in err
     assert bench.driver.calls == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("dance", 1)])
+def test_commands_are_listed(bench, capsys, arguments):
+    err = run(capsys, *arguments, status=2).err
+    assert err.endswith("expected one of checkpoint, lock, restore, state, suspend, unlock\n")
+    assert err.count("\n") == 1
+
+
+def test_suspend_for_a_file_that_is_no_program(bench, capsys, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("no program")
+    path.chmod(0o755)
+    err = run(capsys, "suspend", bench.pid, "--", path, status=2).err
+    assert err.endswith("Exec format error: expected a program to run\n")
+    assert bench.process.state == R
 
 
 def test_suspend_while_a_command_runs(bench, capsys, tmp_path):

@@ -1,5 +1,6 @@
 """The process state machine: codes, memory, remap, custom storage, deaths, real recordings."""
 
+import ast
 import json
 import math
 import pickle
@@ -265,7 +266,7 @@ def test_every_recorded_remap(shared):
             assert process.state.name == row["state_after_retry"]
             continue
         assert told(driver.cuCheckpointProcessUnlock(pid)) == row["unlock"]
-        for device, _, intact, gpu, _ in eval(row["child"]):
+        for device, _, intact, gpu, _ in ast.literal_eval(row["child"]):
             (data,) = [a.data for a in process.allocations() if a.device == device]
             assert (data == f"contents {device}") is intact
             assert process.gpus[device][4:12] == gpu, scenario
@@ -550,6 +551,15 @@ def test_lock_timeout_keeps_the_work():
     process.submit(1_000_000)
     driver.lock(process.pid, 2)  # it ends just then
     assert node.now_ns == 6_000_000 + node.costs.lock_ns
+
+
+def test_work_begins_when_it_is_submitted():
+    node = node_of(1)
+    process = node.spawn()
+    node.step(10_000)
+    process.submit(1000)
+    process.submit(500)
+    assert process.idle_ns() == 11_500
 
 
 def test_work_that_never_ends():
@@ -851,6 +861,19 @@ def test_contents_go_out_and_come_back_through_windows():
     assert node.operations == {}
 
 
+def test_custom_storage_gives_the_host_memory_of_spaces_back():
+    node, process, driver = custom()
+    driver.unlock(process.pid)
+    space = process.space()
+    space.map(BASE, 8 * MIB)
+    space.access(BASE, 8 * MIB, by="gpu0", write=True)
+    driver.lock(process.pid)
+    driver.operation_complete(driver.checkpoint(process.pid, custom_storage=True).handle)
+    assert node.host_used == 8 * MIB
+    driver.operation_complete(driver.restore(process.pid, custom_storage=True).handle)
+    assert (node.host_used, process.host_bytes) == (0, 0)
+
+
 def test_what_the_caller_does_not_bring_back_is_undefined():
     _, process, driver = custom()
     driver.operation_complete(driver.checkpoint(process.pid, custom_storage=True).handle)
@@ -858,6 +881,9 @@ def test_what_the_caller_does_not_bring_back_is_undefined():
     with pytest.raises(InvalidArgumentError, match="expected an address of the window"):
         back.windows[0].write({12: "x"})
     driver.operation_complete(back.handle)
+    for copy in (back.windows[0].read, lambda: back.windows[0].write({})):
+        with pytest.raises(InvalidArgumentError, match="it is unmapped"):
+            copy()
     assert [a.data for a in process.allocations()] == [None, None]
 
 
@@ -1066,6 +1092,10 @@ def test_a_dead_process_gives_back_the_pages_of_its_spaces():
     assert space.ranges() == []
     with pytest.raises(BusyError, match="is dead"):
         process.submit(1)
+    space.map(BASE, 8 * MIB)
+    with pytest.raises(BusyError, match="is dead"):
+        space.access(BASE, 8 * MIB, by="gpu0", write=True)
+    assert node.system.used("gpu0") == 0
     assert "dead" in repr(process)
     assert node.processes() == []
 

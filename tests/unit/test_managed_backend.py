@@ -142,6 +142,21 @@ def test_batches(driver, backend):
     ]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.mem_prefetch_batch([PTR, PTR], [4096], ["cpu"], [0]),
+        lambda b: b.mem_prefetch_batch([PTR], [4096], ["cpu"], [0, 1]),
+        lambda b: b.mem_discard_batch([PTR], [4096, 4096]),
+        lambda b: b.mem_range_get_attributes(["READ_MOSTLY"], PTR, 4096, [4, 4]),
+    ],
+)
+def test_lists_of_different_lengths_never_reach_the_driver(driver, backend, call):
+    with pytest.raises(ManagedArgumentError, match="expected as many"):
+        call(backend)
+    assert driver.calls == []
+
+
 def test_queries(driver, backend):
     driver.answer = (1,)
     assert backend.mem_range_get_attribute("READ_MOSTLY", PTR, 4096) == 1

@@ -179,6 +179,19 @@ def test_c7_read_mostly_takes_the_mappings(cuda, page):
     assert kinds(cuda.access(page, by="gpu0")) == ["duplicate"]
 
 
+@pytest.mark.parametrize("how", ["touched", "prefetched"])
+def test_c7_under_read_mostly_no_mapping_is_made(cuda, page, how):
+    advise(cuda, page, Advise.SET_READ_MOSTLY)
+    if how == "touched":
+        touch(cuda, page, "cpu")
+        assert advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0").effects == []
+    else:
+        advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
+        cuda.mem_prefetch(page, KIB4, "cpu")
+    assert cuda.page(page).mapped == ("cpu",)
+    assert kinds(cuda.access(page, by="gpu0")) == ["duplicate"]
+
+
 def test_c7_the_preferred_processor_faults_and_pulls(cuda, page):
     touch(cuda, page, "cpu", write=True)
     advise(cuda, page, Advise.SET_PREFERRED_LOCATION, "gpu0")
@@ -270,6 +283,28 @@ def test_c10_eviction_drops_a_copy_that_is_one_of_several():
     assert space.counters()["evicted_bytes"] == 0
 
 
+def test_c10_who_had_the_data_first_keeps_it_when_another_copy_is_dropped():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    advise(space, ptr, Advise.SET_READ_MOSTLY, size=2 << 20)
+    for who in ("gpu1", "gpu0"):
+        space.access(ptr, 2 << 20, by=who)
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    view = space.page(ptr)
+    assert (view.copies, view.owner) == (("cpu", "gpu1"), "gpu1")
+
+
+def test_c10_the_only_copy_of_read_mostly_stays_read_only_when_it_is_evicted():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    advise(space, ptr, Advise.SET_READ_MOSTLY, size=2 << 20)
+    advise(space, ptr, Advise.SET_ACCESSED_BY, "cpu", size=2 << 20)
+    space.access(ptr, 2 << 20, by="gpu0")
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    view = space.page(ptr)
+    assert (view.copies, view.writable) == (("cpu",), ())
+
+
 def test_c10_a_host_copy_moves_between_nodes():
     space = memory("cuda", nodes=2)
     ptr = space.alloc(KIB4)
@@ -333,6 +368,16 @@ def test_c12_until_written_or_prefetched(cuda, page, end):
     else:
         assert kinds(cuda.mem_prefetch(page, KIB4, "cpu")) == ["populate", "free"]
     assert not cuda.raw(page).discarded
+
+
+def test_c12_eviction_does_not_bring_the_contents_back():
+    space = memory("cuda", vram_mib=4)
+    ptr, other = space.alloc(2 << 20), space.alloc(4 << 20)
+    space.access(ptr, 2 << 20, by="gpu0", write=True)
+    space.mem_discard_batch([ptr], [2 << 20])
+    space.mem_prefetch(other, 4 << 20, "gpu0")
+    assert space.page(ptr).copies == ("cpu",)
+    assert kinds(space.access(ptr, by="gpu1")) == ["populate", "free"]
 
 
 def test_c12_discarded_pages_have_no_accessed_by_mappings(cuda, page):
@@ -464,6 +509,15 @@ def test_r6_first_touch_goes_to_the_preferred_place_if_it_is_reached(cuda):
         advise(cuda, ptr, Advise.SET_PREFERRED_LOCATION, preferred)
         touch(cuda, ptr, who)
         assert cuda.page(ptr).copies == (lands,)
+
+
+def test_r7_a_fault_of_accessed_by_is_served_in_place(cuda, page):
+    """A discard took the mapping (C12); the fault gets it back, and the page stays."""
+    touch(cuda, page, "cpu", write=True)
+    advise(cuda, page, Advise.SET_ACCESSED_BY, "gpu0")
+    cuda.mem_discard_batch([page], [KIB4])
+    assert kinds(cuda.access(page, by="gpu0")) == ["map"]
+    assert cuda.page(page).copies == ("cpu",)
 
 
 def test_r9_a_peer_maps_the_preferred_place():

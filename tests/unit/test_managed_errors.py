@@ -123,6 +123,11 @@ def test_unknown_advice(space, name, ptr, advice):
     refused(space, VALUE[name], lambda: space.mem_advise(ptr, PAGE, advice, "gpu0"), rule="enum")
 
 
+def test_unknown_advice_lists_the_words(space, ptr):
+    with pytest.raises(ManagedError, match=r"\[unset_\]read_mostly, \[unset_\]acc"):
+        space.mem_advise(ptr, PAGE, "SET_READ_MOSTLY")
+
+
 def test_a_cuda_number_given_to_acl():
     space = memory("acl")
     ptr = space.alloc(PAGE)
@@ -230,6 +235,22 @@ def test_batch_lengths_and_flags(space, name, ptr):
     refused(space, flags, lambda: space.mem_prefetch(ptr, PAGE, "gpu0", 1))
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda m, p: m.mem_prefetch_batch(p, [4096], ["gpu0"], [0]),
+        lambda m, p: m.mem_prefetch_batch([p], 4096, ["gpu0"], [0]),
+        lambda m, p: m.mem_prefetch_batch([p], [4096], "gpu0", [0]),
+        lambda m, p: m.mem_prefetch_batch([p], [4096], ["gpu0"], None),
+        lambda m, p: m.mem_range_get_attributes("READ_MOSTLY", p, 4096),
+        lambda m, p: m.mem_range_get_attributes(1, p, 4096),
+    ],
+)
+def test_one_value_where_several_are_meant(space, ptr, batch):
+    with pytest.raises(InvalidArgumentError, match=r"^[a-z_]+ .*: expected a list$"):
+        batch(space, ptr)
+
+
 def test_acl_batch_runs_in_order_and_keeps_what_is_done():
     space = memory("acl-driver")
     ptr = space.alloc(2 * PAGE)
@@ -302,7 +323,14 @@ def test_adopt(space):
     base = 0x7000_0000_0000
     space.adopt(base + 5, 4096)
     assert space.access(base, by="gpu0").faults == 1
-    for addr, size in ((base, 1), (base - 1, 10), (0, 0), (-1, 5), ((1 << 64) - 1, 5)):
+    for addr, size in (
+        (base, 1),
+        (base + 4096, 1),
+        (base - 1, 10),
+        (0, 0),
+        (-1, 5),
+        ((1 << 64) - 1, 5),
+    ):
         before = snapshot(space)
         with pytest.raises(InvalidArgumentError):
             space.adopt(addr, size)

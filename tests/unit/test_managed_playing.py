@@ -16,7 +16,7 @@ from svmcore.conformance import main, run_file
 from svmcore.errors import InvalidArgumentError
 from svmcore.managed.playing import Hint, compare_dialects, machine_for, play_trace
 from svmcore.managed.study import DIALECTS, EFFECTS, advice_study
-from svmcore.records import RECORD, UNKNOWN, Kind
+from svmcore.records import RECORD, UNKNOWN, Access, Kind
 from svmcore.report.advice import advice_report
 from svmcore.traces import Mapping, open_trace, write_records
 
@@ -238,12 +238,30 @@ def test_a8_lint_of_what_the_trace_advises(tmp_path):
     assert study["buffers"][0]["advised"] == ["read_mostly"]
 
 
+def test_an_atomic_is_a_write(tmp_path):
+    rows = [(Kind.ACCESS, 0, 4096, 1, how, UNKNOWN, 0) for how in (Access.READ, Access.ATOMIC)]
+    path = trace(tmp_path, rows)
+    (row,) = advice_study(path)["buffers"]
+    assert (row["reads"], row["writes"]) == (1, 1)
+    play = play_trace(path, memory("acl"), [Hint("*", "read_mostly")])
+    assert play.totals["faults"] == 2  # the write under read mostly too
+    assert not play.buffers[0]["advised"]
+
+
 def test_study_of_nothing(tmp_path):
     path = tmp_path / "none.csv"
     write_records(path, np.zeros(0, RECORD))
     study = advice_study(path)
     assert (study["buffers"], study["lint"]) == ([], [])
     assert advice_report(study)
+
+
+def test_a_buffer_at_address_zero(tmp_path):
+    """Traces with relative addresses begin there; a null pointer is nobody's memory."""
+    path = tmp_path / "zero.txt"
+    path.write_text("0x0,4096\n0x1000,4096\n")
+    with pytest.raises(InvalidArgumentError, match=r"^buffer touched0 at address 0: expected"):
+        advice_study(path)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
@@ -262,6 +280,16 @@ def test_inspect_advice(weights):
     assert "advice" not in json.loads(svm("inspect", weights, "--json")[0])
     _, err = svm("inspect", weights, "--advice", "--write-share", "2", status=2)
     assert "--write-share" in err
+
+
+def test_a_table_tells_what_was_refused(weights):
+    """A hint that did nothing is not to look like one that was followed."""
+    plans = {"typo": [Hint("weights", "preferred_location", "gpu7")], "none": []}
+    lines = compare_dialects(weights, plans, ("cuda", "acl")).table().split("\n")
+    assert [line for line in lines if line.startswith("note")] == [
+        "note: typo cuda: preferred_location: CUDA_ERROR_INVALID_DEVICE, rule device, 1 time",
+        "note: typo acl: preferred_location: ACL_ERROR_RT_PARAM_INVALID, rule device, 1 time",
+    ]
 
 
 # ---- vector files ----------------------------------------------------------------------------
@@ -292,6 +320,7 @@ def test_shared_cases(shared):
         (("state", "last_prefetch"), 0, "state last_prefetch"),
         (("state", "writable"), [], "state writable"),
         (("state", "colour"), "red", "state colour"),
+        ("rounds", 1, "rounds"),
     ],
 )
 @pytest.mark.parametrize("mode", ["doc", "driver"])
@@ -310,6 +339,16 @@ def test_any_difference_is_one_mismatch(tmp_path, key, value, named, mode, capsy
     assert f"{mode}: {named}: expected" in detail
 
 
+@pytest.mark.parametrize("mode", ["doc", "driver"])
+def test_a_case_for_one_mode(tmp_path, mode):
+    table = json.loads(OWN.read_text())
+    del table["own_conflict"][mode]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps(table))
+    report = run_file(path)
+    assert (report.steps, report.mismatches) == (3, 0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -320,6 +359,7 @@ def test_any_difference_is_one_mismatch(tmp_path, key, value, named, mode, capsy
         lambda t: t["own_conflict"].update(steps=[["prefetch", "moon"]]),
         lambda t: t["own_conflict"].update(steps=7),
         lambda t: t["own_conflict"].update(doc={}),
+        lambda t: t["own_conflict"].update(steps=[["access", 10**9, True]]),
     ],
 )
 def test_broken_case_files(tmp_path, change):

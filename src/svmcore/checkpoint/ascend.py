@@ -241,6 +241,10 @@ class AscendSnapshot(CheckpointBackend):
 
     def _lock(self, pid: int, reserve: Any, timeout_ms: int) -> None:
         self._own(pid, reserve)
+        if whole("timeout_ms", timeout_ms) < 0:
+            raise _Refused(
+                AclError.ACL_ERROR_RT_PARAM_INVALID, f"timeout {timeout_ms} ms: expected 0 or more"
+            )
         self._expect(AclError.ACL_ERROR_SNAPSHOT_LOCK_FAILED, ProcessState.RUNNING)
         self._call_back(SnapShotStage.ACL_RT_SNAPSHOT_LOCK_PRE)
         limit = self.node.now_ns + timeout_ms * _MS

@@ -92,6 +92,8 @@ class CudaCheckpoint(CheckpointBackend):
 
     Raises
     ------
+    InvalidArgumentError
+        For a time that is not above 0, or longer than threads can wait.
     NotSupportedError
         If there is no driver; from a verb, if the driver lacks its function or the
         feature (GPU pairs before CUDA 13.0, custom storage before 13.4).
@@ -106,6 +108,12 @@ class CudaCheckpoint(CheckpointBackend):
     def __init__(
         self, driver: Any = None, *, call_timeout_s: float = 30.0, move_timeout_s: float = 3600.0
     ) -> None:
+        for name, value in (("call", call_timeout_s), ("move", move_timeout_s)):
+            if not 0 < value <= threading.TIMEOUT_MAX:  # nan too
+                raise InvalidArgumentError(
+                    f"{name}_timeout_s {value}: expected above 0, "
+                    f"at most {int(threading.TIMEOUT_MAX)} seconds"
+                )
         self.driver = open_driver() if driver is None else driver
         self.call_timeout_s = call_timeout_s
         self.move_timeout_s = move_timeout_s

@@ -189,7 +189,13 @@ class SimWindow(Window):
     contents: dict[int, Any] = field(repr=False)
 
     def read(self) -> dict[int, Any]:
-        """Copy the window out: address in the target -> data."""
+        """Copy the window out: address in the target -> data.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the window is no longer mapped: its operation is complete or lost.
+        """
         self._copy()
         return dict(self.contents)
 
@@ -199,7 +205,7 @@ class SimWindow(Window):
         Raises
         ------
         InvalidArgumentError
-            For an address at which the window has no allocation.
+            For an address at which the window has no allocation, or as :meth:`read`.
         """
         for addr in contents:
             if addr not in self.contents:
@@ -208,6 +214,11 @@ class SimWindow(Window):
         self.contents.update(contents)
 
     def _copy(self) -> None:
+        mapped = (operation.windows for operation in self.node.operations.values())
+        if not any(window is self for windows in mapped for window in windows):
+            raise InvalidArgumentError(
+                f"window {self.addr:#x}: expected its operation in hand, it is unmapped"
+            )
         begin = max(self.stream.busy_until_ns, self.node.now_ns)
         self.stream.busy_until_ns = begin + int(
             self.size * 1e9 / self.node.costs.window_bytes_per_s
@@ -564,7 +575,6 @@ class SimProcess:
         self._allocations.clear()
         self.take_host(-self.host_bytes)
         for space in self.spaces:
-            space.owner = None
             space.unmap(PAGE_SIZE, ADDRESS_LIMIT - 2 * PAGE_SIZE)
             space.step()
 

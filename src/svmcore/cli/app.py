@@ -120,8 +120,11 @@ def _usage(error: click.UsageError) -> str:
     message = error.format_message().strip().rstrip(".")
     if error.ctx is None:
         return message
-    if error.ctx.command is svmcore and message.startswith("No such command"):
-        return f"{message}: expected one of {', '.join(sorted(svmcore.commands))}"
+    group = error.ctx.command
+    if isinstance(group, click.Group) and message.startswith(
+        ("No such command", "Missing command")
+    ):
+        return f"{message}: expected one of {', '.join(sorted(group.commands))}"
     usage = error.ctx.get_usage().removeprefix("Usage: ")
     return f"{message}: expected {usage}"
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _CALL_LIMIT = 30.0
 
 
-@click.group(short_help="Checkpoint and restore real CUDA processes.")
+@click.group(no_args_is_help=False, short_help="Checkpoint and restore real CUDA processes.")
 def checkpoint() -> None:
     """Drive the checkpoint functions of the CUDA driver on the process PID.
 
@@ -35,12 +36,24 @@ def checkpoint() -> None:
     """
 
 
+def _seconds(
+    _context: click.Context, parameter: click.Parameter, value: float | None
+) -> float | None:
+    """A time that a clock can wait; also nan passes the bounds of :class:`click.FloatRange`."""
+    if value is not None and not value <= threading.TIMEOUT_MAX:
+        raise InvalidArgumentError(
+            f"{parameter.opts[0]} {value}: expected at most {int(threading.TIMEOUT_MAX)} seconds"
+        )
+    return value
+
+
 def _process(function: _F) -> _F:
     """The argument PID and the options that every command has."""
     function = json_option(function)
     function = click.option(
         "--limit",
         type=click.FloatRange(min=0, min_open=True),
+        callback=_seconds,
         default=3600.0,
         show_default=True,
         metavar="SECONDS",
@@ -125,6 +138,7 @@ def unlock(pid: int, limit: float, as_json: bool) -> int:
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
+    callback=_seconds,
     help="How long. [default: until the command ends, or an interrupt]",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -146,6 +160,8 @@ def suspend(
 
     if command and shutil.which(command[0]) is None:
         raise InvalidArgumentError(f"command {command[0]!r}: expected a program to run")
+    if command and seconds is not None:
+        raise InvalidArgumentError("--seconds with a command: expected one of the two")
 
     def hold(backend: CudaCheckpoint) -> dict[str, Any]:
         status = 0
@@ -155,7 +171,7 @@ def suspend(
         ):
             begin = time.monotonic()
             if command:
-                status = subprocess.run(command, check=False).returncode
+                status = _status_of(command)
             elif seconds is not None:
                 time.sleep(seconds)
             else:
@@ -166,6 +182,15 @@ def suspend(
         return {"found": found.name, "held_s": round(held, 3), "status": status}
 
     return _run("suspend", pid, limit, as_json, hold)
+
+
+def _status_of(command: tuple[str, ...]) -> int:
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as error:  # a file that may be run, and cannot: no program
+        raise InvalidArgumentError(
+            f"command {command[0]!r}: {error.strerror}: expected a program to run"
+        ) from error
 
 
 @contextlib.contextmanager

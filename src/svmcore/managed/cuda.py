@@ -192,6 +192,7 @@ class CudaManagedBackend:
         )
 
     def _places(self, locs: Sequence[Location | str | int], idxs: Sequence[int]) -> tuple[Any, ...]:
+        _as_many("places", len(locs), "indices", len(idxs))
         return [self._location(loc) for loc in locs], list(idxs), len(locs)
 
     def _batch(
@@ -203,6 +204,7 @@ class CudaManagedBackend:
         flags: int,
         stream: Any,
     ) -> list[AdviseResult]:
+        _as_many("addresses", len(ptrs), "sizes", len(sizes))
         pointers = [self._pointer(ptr) for ptr in ptrs]
         function = self._function(name)
         args = (pointers, list(sizes), len(pointers), *places, flags, self._stream(stream))
@@ -229,6 +231,7 @@ class CudaManagedBackend:
     ) -> list[int | list[int]]:
         """``cuMemRangeGetAttributes``."""
         sizes = [4] * len(attributes) if data_sizes is None else list(data_sizes)
+        _as_many("attributes", len(attributes), "sizes", len(sizes))
         kinds = [self.driver.CUmem_range_attribute(int(_attribute(a))) for a in attributes]
         args = (sizes, kinds, len(kinds), self._pointer(ptr), whole("size", size))
         (data,) = self._call(self.driver.cuMemRangeGetAttributes, *args)
@@ -249,6 +252,12 @@ class CudaManagedBackend:
             self._call(function, self._pointer(low), window, window, every, out)
             found.append(Location(int(out.type), int(out.id)))
         return found
+
+
+def _as_many(one: str, first: int, other: str, second: int) -> None:
+    """Lists of one length: the driver is told a single one, and reads that far in each."""
+    if first != second:
+        raise _refused(1, f"{first} {one} and {second} {other}: expected as many")
 
 
 def _refused(number: int, what: str) -> ManagedError:

@@ -67,7 +67,7 @@ class KfdMemory(SpaceMemory):
         place = Location.parse(location)
         if KFD_ATTRIBUTE[word, on][0] in _ACCESS and place.is_host:
             raise self._refused(
-                "location", "A5", f"{word} of the CPU: {self._expected()[9:]}, not the CPU"
+                "location", "A5", f"{word} of the CPU: expected a device of 0 to {self.devices - 1}"
             )
         if KFD_ATTRIBUTE[word, on][0] == Attribute.PREFERRED_LOC and not any(place):
             return place

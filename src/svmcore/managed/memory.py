@@ -11,14 +11,14 @@ from __future__ import annotations
 import abc
 import enum
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypedDict, Unpack
 
 from sortedcontainers import SortedDict
 
-from ..advice import Meaning, meaning_of
+from ..advice import WORDS, Meaning, meaning_of
 from ..errors import InvalidArgumentError
 from ..machine import Machine
 from ..units import ADDRESS_LIMIT, PAGE_SIZE, whole
@@ -510,6 +510,7 @@ class ManagedMemory(abc.ABC):
             If the two lists differ in length or are empty, or as
             :meth:`mem_range_get_attribute`.
         """
+        _expect_several(attributes=attributes, data_sizes=() if data_sizes is None else data_sizes)
         sizes = [4] * len(attributes) if data_sizes is None else list(data_sizes)
         if len(sizes) != len(attributes) or not sizes:
             raise self._refused(
@@ -706,7 +707,8 @@ class ManagedMemory(abc.ABC):
     ) -> None:
         self._check_support(call)
         self._check_flags(call, whole("flags", flags))
-        if len(ptrs) != len(sizes) or not ptrs:
+        _expect_several(ptrs=ptrs, sizes=sizes)
+        if len(ptrs) != len(sizes) or not len(ptrs):
             raise self._refused(
                 "count",
                 "C13",
@@ -722,6 +724,7 @@ class ManagedMemory(abc.ABC):
         self, count: int, locs: Sequence[Location | str | int], idxs: Sequence[int]
     ) -> list[Location]:
         """The place of each member; the rules of the indices (C13)."""
+        _expect_several(prefetch_locs=locs, prefetch_loc_idxs=idxs)
         starts = [whole("index", i) for i in idxs]
         rising = all(a < b for a, b in itertools.pairwise(starts))
         if (
@@ -768,10 +771,15 @@ class ManagedMemory(abc.ABC):
         elif whole("advice", advice) in self.advice_enum.__members__.values():
             return self._same_word(self._meaning(self.advice_enum(advice)))
         numbers = ", ".join(str(int(member)) for member in self.advice_enum)
+        words = ", ".join(
+            f"{'[unset_]' * told.unset}{word}"
+            for word, told in WORDS.items()
+            if self._takes(self._same_word(Meaning(word, True)))
+        )
         raise self._refused(
             "advice",
             "enum",
-            f"advice {advice!r}: expected one of {numbers}, or the name of one",
+            f"advice {advice!r}: expected one of {numbers}, {words}, or a vendor's name of one",
         )
 
     @abc.abstractmethod
@@ -881,6 +889,13 @@ class ManagedMemory(abc.ABC):
             return None
         self._recent = start, size = self._allocations.peekitem(index - 1)
         return self._recent if addr < start + size else None
+
+
+def _expect_several(**arguments: Any) -> None:
+    """Refuse one value where several are meant, each under its name."""
+    for name, value in arguments.items():
+        if not isinstance(value, Collection) or isinstance(value, str | bytes):
+            raise InvalidArgumentError(f"{name} {value!r:.80}: expected a list")
 
 
 def processor_names(processors: Iterable[int]) -> tuple[str, ...]:

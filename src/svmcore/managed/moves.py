@@ -493,9 +493,8 @@ def _evict(rules: Rules, nodes: Topology, page: Page, device: int) -> Moved:
             owner=next(members(others)) if page.owner == device else page.owner,
         )
         return Moved(new, (Event("free", mask=bit(device)),))
+    # Under read mostly nobody may write then: CUDA maps nothing, in ACL the host has a copy (D8).
     mapping = 0 if rules.remote_mappings else bit(HOST)
     discarded = page.discarded
     new = _settled(rules, nodes, page, HOST, mapping=mapping)._replace(discarded=discarded)
-    if page.read_mostly == ReadMostly.ENABLED:
-        new = new._replace(writable=0)
     return Moved(new, (Event("evict", device, HOST),))

@@ -99,7 +99,7 @@ class Comparison:
     rows: list[Row]
 
     def table(self) -> str:
-        """Lines for people."""
+        """Lines for people; below them what a vendor refused, and fatal accesses."""
         heads = ("plan", "semantics", "faulted", "moved", "copied", "remote", "read mostly at end")
         lines: list[tuple[str, ...]] = [heads]
         for plan, semantics, play in self.rows:
@@ -107,13 +107,19 @@ class Comparison:
             sizes = (format_size(play.totals[name]) for name in COUNTED[1:])
             lines.append((plan, semantics, *sizes, ", ".join(kept) or "-"))
         widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-        return "\n".join(
+        rows = [
             "  ".join(
                 cell.ljust(width) if i in (0, 1, 6) else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
-        )
+        ]
+        notes = [
+            f"note: {plan} {semantics}: {answer}, {times} time{'s' * (times != 1)}"
+            for plan, semantics, play in self.rows
+            for answer, times in play.refused.items()
+        ]
+        return "\n".join(rows + notes)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: ``rows`` of plan, semantics, the figures and the buffers."""
@@ -209,8 +215,8 @@ def play_trace(
     TraceError
         If the trace cannot be read.
     InvalidArgumentError
-        For a hint on an unknown buffer or with an unknown word, or a record of a
-        processor that the machine lacks.
+        For a hint on an unknown buffer or with an unknown word, a buffer at address 0,
+        or a record of a processor that the machine lacks.
     """
     source = opened(trace)
     run = _Run(memory, sorted(source.mappings()), processor_of_name(by, memory.devices))
@@ -259,6 +265,11 @@ class _Run:
     def __init__(self, memory: ManagedMemory, buffers: Sequence[Buffer], by: int) -> None:
         self.memory, self.buffers, self.by = memory, buffers, by
         self.starts = [buffer.start for buffer in buffers]
+        if 0 in self.starts:
+            raise InvalidArgumentError(
+                f"buffer {buffers[0].name} at address 0: expected a higher address, "
+                "every vendor refuses a null pointer"
+            )
         self.result = Play(memory.semantics)
         self.result.buffers = [
             {"name": buffer.name, **dict.fromkeys(COUNTED, 0)} for buffer in buffers

@@ -21,6 +21,8 @@ __all__ = ["MODES", "differences", "is_case_file", "play"]
 #: Key of the file -> semantics.
 MODES = {"doc": "acl", "driver": "acl-driver"}
 _PAGE = 2 << 20
+#: As many as a machine has.
+_MOST_DEVICES = 64
 _ADVICE = {
     "set_read_mostly": "read_mostly",
     "unset_read_mostly": "unset_read_mostly",
@@ -53,7 +55,10 @@ def play(steps: list[list[Any]], semantics: str) -> dict[str, Any]:
         For a step of another form.
     """
     devices = [arg for step in steps for arg in step[1:] if type(arg) is int]
-    gpus = tuple(Gpu(id=i + 1, vram_pages=1 << 20) for i in range(max(devices, default=0) + 1))
+    most = max(devices, default=0)
+    if most >= _MOST_DEVICES:
+        raise ValueError(f"device {most}: expected a number below {_MOST_DEVICES}")
+    gpus = tuple(Gpu(id=i + 1, vram_pages=1 << 20) for i in range(most + 1))
     memory = AclMemory(semantics, Machine("cases", gpus))
     ptr = memory.alloc(_PAGE)
     returns, effects = [], []
@@ -79,6 +84,8 @@ def differences(case: Mapping[str, Any], mode: str) -> Iterator[tuple[str, Any, 
                     yield f"state {name}", wanted[key].get(name), value.get(name)
         elif value != wanted[key]:
             yield key, wanted[key], value
+    for key in sorted(wanted.keys() - got.keys()):
+        yield key, wanted[key], None
 
 
 def _step(memory: AclMemory, ptr: int, name: str, *args: Any) -> tuple[str, list[Effect]]:
