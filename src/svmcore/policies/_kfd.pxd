@@ -18,6 +18,13 @@ cdef enum:
     BEST_BY_ACTUAL = 254   # follows the pages: where they are if the GPU reaches it
     BEST_NONE = 255        # no access
 
+cdef enum process_state:
+    STATE_RUNNING
+    STATE_NO_PROCESS
+    STATE_NO_NODE
+    STATE_MM_GONE
+    STATE_DRAINING
+
 # One interned set of attributes; ranges with equal attributes share it.
 cdef struct attrs_t:
     uint32_t preferred     # location: 0, 0xffffffff or a GPU id
@@ -253,7 +260,25 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
 # how many it served. Their place in what was found ahead begins at `at`.
 cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
                        uint32_t by, outcome_t* out) noexcept nogil
-# Decide once, before faults and touches, whether they may take the short way.
+cdef inline void kfd_mode_of(kfd_t* p, uint32_t processor) noexcept nogil:
+    """Decide, before a fault or touch of one processor, whether it may take the short way.
+
+    Is nothing set that the short way leaves out? What may change while faults are served
+    (pending work, time stamps, stopped queues) is asked for each of them.
+    """
+    p.plain = (
+        p.xnack
+        and p.state == STATE_RUNNING
+        and p.rules.window_migration
+        and p.rules.mapped_per_gpu
+        and not p.engine.recording
+        and (p.fail_vram | p.fail_limit | p.fail_copy | p.fail_hmm) == 0
+    )
+    p.plain_gpus = 0
+    if p.plain and processor and p.checkpoint_ts[processor - 1] == 0:
+        p.plain_gpus = p.supported & <uint64_t>1 << (processor - 1)
+
+# The same for records of every GPU.
 cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
 
