@@ -399,7 +399,7 @@ cdef inline void settle(handle_t* h) noexcept nogil:
     h.engine.cost_ns = 0
 
 
-cdef inline void step(handle_t* h) noexcept nogil:
+cdef inline void run_due(handle_t* h) noexcept nogil:
     """Run what is due by now."""
     if h.kfd == NULL:
         h.ops.step(h.state)
@@ -559,7 +559,7 @@ cdef inline void deliver_kfd(handle_t* h, svmcore_fault_t* a) noexcept nogil:
     """One delivery of KFD, as a replay of raw faults makes it."""
     cdef fault_t f
     kfd_mode_of(h.kfd, a.by)
-    step(h)
+    run_due(h)
     kfd_deliver(h.kfd, a.by - 1, a.addr >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, a.timestamp, 0,
                 &f)
     a.reason = f.reason
@@ -679,7 +679,7 @@ cdef int api_map(svmcore_space* space, uint64_t addr, uint64_t size, uint32_t pr
     if ret == 0:
         ret = set_time(h, t_ns, 0)
     if ret == 0:
-        step(h)
+        run_due(h)
         if h.kfd != NULL:
             ret = kfd_mmap(h.kfd, first, last, 1 + (prot | kind << 2))
         else:
@@ -699,7 +699,7 @@ cdef int api_unmap(svmcore_space* space, uint64_t addr, uint64_t size,
     if ret == 0:
         ret = set_time(h, t_ns, 0)
     if ret == 0:
-        step(h)
+        run_due(h)
         ret = driver_result(h, h.ops.unmap(h.state, addr >> PAGE_SHIFT,
                                            (addr + (size - 1)) >> PAGE_SHIFT), "unmap", addr, size)
         settle(h)
@@ -794,7 +794,7 @@ cdef int api_step(svmcore_space* space, uint64_t t_ns) noexcept nogil:
         return ret
     ret = set_time(h, t_ns, 0)
     if ret == 0:
-        step(h)
+        run_due(h)
     return leave(h, ret)
 
 
@@ -1229,7 +1229,7 @@ cdef int run_slow(handle_t* h, slow_args_t* a) except? -1:
         call, what, given = operation(space, "invalidate"), "invalidate", (first, last)
     else:
         call, what, given = operation(space, "evict"), "evict", (first,)
-    step(h)
+    run_due(h)
     ret = driver_result(h, call(*given), what.encode(), a.addr, a.size)
     settle(h)
     return ret

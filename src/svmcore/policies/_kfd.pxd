@@ -8,7 +8,7 @@ Invariant: pages in GPU memory belong to the object that their range holds.
 """
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from .._faults cimport MAX_GPUS, engine_t
+from .._faults cimport MAX_GPUS, REASON_DUPLICATE, REASON_OK, engine_t
 from .._process cimport Process, arrival_t, node_t, touch_t
 from .._ranges cimport ranges_t
 from .._types cimport outcome_t, record_t
@@ -231,8 +231,20 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
 # node: the tree's range at the page where the caller knows it, else 0.
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil
-cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
-                      uint32_t node, fault_t* out) noexcept nogil
+
+cdef inline void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
+                             uint32_t node, fault_t* out) noexcept nogil:
+    """One delivery, counted and costed; a dropped one costs the driver nothing worth a number."""
+    kfd_fault(p, <int>gpu, page, write, ts, node, out)
+    if out.reason == REASON_DUPLICATE:
+        p.engine.processors[1 + gpu].duplicates += 1
+        return
+    p.engine.cost_ns += p.engine.costs.fault_ns
+    if out.reason == REASON_OK:
+        p.engine.processors[1 + gpu].faults += 1
+    if out.ret:
+        p.engine.processors[1 + gpu].fatal += 1
+
 # The same, told as touches are; nothing steps.
 cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
                             touch_t* out) noexcept nogil

@@ -1129,20 +1129,6 @@ cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* 
     return False
 
 
-cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
-                      uint32_t node, fault_t* out) noexcept nogil:
-    """One delivery, counted and costed; a dropped one costs the driver nothing worth a number."""
-    kfd_fault(p, <int>gpu, page, write, ts, node, out)
-    if out.reason == REASON_DUPLICATE:
-        p.engine.processors[1 + gpu].duplicates += 1
-        return
-    p.engine.cost_ns += p.engine.costs.fault_ns
-    if out.reason == REASON_OK:
-        p.engine.processors[1 + gpu].faults += 1
-    if out.ret:
-        p.engine.processors[1 + gpu].fatal += 1
-
-
 cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
                             touch_t* out) noexcept nogil:
     """One delivery, told as touches are."""
