@@ -964,7 +964,7 @@ cdef handle_t* attach(object space) except NULL:
     cdef handle_t* h
     if not isinstance(space, Space):
         raise InvalidArgumentError(f"{type(space).__name__}: expected a svmcore.Space")
-    if not isinstance(space.process, Process):
+    if not isinstance(space.process, Process) or (<Process>space.process).ops == NULL:
         raise NotSupportedError(
             f"policy {space.policy.name}: expected one whose process derives from "
             "svmcore's Process, as kfd's"

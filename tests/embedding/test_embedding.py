@@ -24,6 +24,7 @@ import pytest
 import svmcore
 from embedding import abi
 from svmcore import _capi, buildinfo
+from svmcore._process import Process
 from svmcore.policies.base import policy_names
 
 HERE = Path(__file__).parent
@@ -495,19 +496,32 @@ def test_no_event_is_lost_on_a_space_that_python_used(table: Table, struct: str)
     assert table("destroy", handle) == 0
 
 
-def test_events_of_a_neighbour_that_loses_memory(table: Table) -> None:
+def crowd(
+    table: Table, *policies: str
+) -> tuple[list[ctypes.c_void_p], list[tuple[int, ...]], list[Watcher]]:
+    """Spaces of one small node, each of which takes all of its GPU's memory in turn."""
     machine = svmcore.Machine("small", (svmcore.Gpu(id=7, vram_pages=2 * 512),))
     system = svmcore.System(machine)
-    handles = [handle_of(table, system.space()) for _ in range(2)]
+    handles = [handle_of(table, system.space(policy)) for policy in policies]
     log: list[tuple[int, ...]] = []
     watchers = [Watcher(table, handle, log) for handle in handles]
     for handle in handles:
         assert table("map", handle, u64(BASE), u64(4 * MIB), u32(3), u32(0), u64(NOW)) == 0
         touch = table.struct("svmcore_access_t", by=1, addr=BASE, bytes=4 * MIB, t_ns=NOW)
         assert table("access", handle, touch) == 0
+    lost = [row for row in log if row[0] == handles[0].value and row[1] == 0 and row[2] == 3]
+    counters = table.struct("svmcore_counters_t")
+    assert table("counters", handles[0], counters) == 0
+    evicted = table.get("svmcore_counters_t", counters, "evicted_bytes")
+    assert sum(row[7] for row in lost) == evicted > 0
+    return handles, log, watchers
+
+
+def test_events_of_a_neighbour_that_loses_memory(table: Table) -> None:
+    handles, log, watchers = crowd(table, "kfd", "kfd")
     own = [row for row in log if row[0] == handles[1].value]
     lost = [row for row in log if row[0] == handles[0].value and row[1] == 0 and row[2] == 3]
-    assert sum(row[7] for row in lost) == 4 * MIB  # evicted, bytes moved out
+    assert sum(row[7] for row in lost) == 4 * MIB  # all of it, bytes moved out
     assert log.index(lost[0]) < log.index(own[0])  # room first
     # Without a callback it hears no more.
     assert table("set_event_callback", handles[1], None, None) == 0
@@ -553,19 +567,10 @@ def test_state_files(table: Table, tmp_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
-def test_neighbours_of_two_policies(table: Table) -> None:
-    """A touch under uvm takes the memory of a kfd neighbour, whose callback hears of it."""
-    machine = svmcore.Machine("small", (svmcore.Gpu(id=7, vram_pages=2 * 512),))
-    system = svmcore.System(machine)
-    handles = [handle_of(table, system.space(policy)) for policy in ("kfd", "uvm")]
-    log: list[tuple[int, ...]] = []
-    watchers = [Watcher(table, handle, log) for handle in handles]
-    for handle in handles:
-        assert table("map", handle, u64(BASE), u64(4 * MIB), u32(3), u32(0), u64(NOW)) == 0
-        touch = table.struct("svmcore_access_t", by=1, addr=BASE, bytes=4 * MIB, t_ns=NOW)
-        assert table("access", handle, touch) == 0
-    lost = [row for row in log if row[0] == handles[0].value and row[1] == 0 and row[2] == 3]
-    assert sum(row[7] for row in lost) == 4 * MIB
+@pytest.mark.parametrize("policies", [("kfd", "uvm"), ("uvm", "kfd")])
+def test_neighbours_of_two_policies(table: Table, policies: tuple[str, str]) -> None:
+    """A touch under one takes the memory of the other, whose callback hears of it."""
+    handles, _, watchers = crowd(table, *policies)
     for handle in handles:
         assert table("destroy", handle) == 0
     assert len(watchers) == 2
@@ -577,9 +582,10 @@ class Foreign:
     now = 0
 
 
-def test_policy_with_a_process_of_its_own(table: Table) -> None:
+@pytest.mark.parametrize("process", [Foreign, Process])
+def test_policy_with_a_process_of_its_own(table: Table, process: type) -> None:
     space = svmcore.Space("gpu-80g")
-    space.process = Foreign()
+    space.process = process()  # a bare Process has no operations
     handle = ctypes.c_void_p()
     code = table("from_object", ctypes.py_object(space), ctypes.byref(handle))
     assert code == -EOPNOTSUPP
