@@ -2643,14 +2643,14 @@ cdef int kfd_advise(void* state, const record_t* record) noexcept nogil:
 cdef void ops_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
                     uint32_t access, touch_t* out) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
-    kfd_mode(p)
+    kfd_mode_of(p, processor)
     kfd_access(p, processor, first, last, 1 <= access <= 2, 0, out)
 
 
 cdef void ops_deliver(void* state, const arrival_t* faults, uint32_t n,
                       touch_t* out) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
-    kfd_mode(p)
+    kfd_mode_of(p, faults.processor)
     kfd_deliver_touch(p, faults, 0, out)
 
 
