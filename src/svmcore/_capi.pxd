@@ -18,6 +18,7 @@ cdef extern from "svmcore/svmcore.h" nogil:
     const uint32_t SVMCORE_MAX_GPUS
     const uint32_t SVMCORE_LOCATION_SYSTEM
     const uint32_t SVMCORE_LOCATION_UNDEFINED
+    const uint32_t SVMCORE_LOCATION_NONE
     uint8_t SVMCORE_GPU(int index)
 
     cdef enum svmcore_errno:
@@ -92,6 +93,8 @@ cdef extern from "svmcore/svmcore.h" nogil:
         SVMCORE_TRIGGER_GPU_FAULT
         SVMCORE_TRIGGER_CPU_FAULT
         SVMCORE_TRIGGER_EVICTION
+        SVMCORE_TRIGGER_PREFETCHER
+        SVMCORE_TRIGGER_ADVICE
 
     cdef enum svmcore_unmap:
         SVMCORE_UNMAP_NOTIFY
@@ -231,6 +234,8 @@ cdef extern from "svmcore/svmcore.h" nogil:
                                   void* user) noexcept nogil
         int (*last_error)(svmcore_space* space, char* text, uint64_t bytes) noexcept nogil
         const char* (*reason_name)(uint32_t reason) noexcept nogil
+        int (*advise)(svmcore_space* space, uint64_t addr, uint64_t bytes, const char* advice,
+                      uint32_t location, uint64_t t_ns) noexcept nogil
 
 
 cdef extern from "svmcore/svmcore.h":

@@ -6,6 +6,9 @@ reference to it while any host uses it. The functions that a host calls often
 run on the compiled process alone, without the GIL; the others take it. Nothing
 raises: each function ends in 0 or a negative errno and a text.
 
+Every policy is served through its process's table of operations. KFD's process is
+called directly, because a call that hits costs little more than an indirect one.
+
 Invariant: a handle has one gate with all spaces of its node, closed while a
 call runs, so that a second thread and a callback are refused and never wait.
 Invariant: engines record events only inside a call, and only those of the node's
@@ -26,10 +29,16 @@ from ._capi cimport (
     SVMCORE_EVENT_MIGRATE,
     SVMCORE_EVENT_QUEUE,
     SVMCORE_EVENT_WARN,
+    SVMCORE_LOCATION_NONE,
+    SVMCORE_LOCATION_SYSTEM,
+    SVMCORE_LOCATION_UNDEFINED,
+    SVMCORE_MAP_ANON,
     SVMCORE_MAP_PFNMAP,
     SVMCORE_NEVER,
     SVMCORE_NOW,
     SVMCORE_NOWHERE,
+    SVMCORE_PROT_READ,
+    SVMCORE_PROT_WRITE,
     SVMCORE_QUEUE,
     SVMCORE_REASON_NONE,
     SVMCORE_STRUCT_MAX,
@@ -45,8 +54,8 @@ from ._capi cimport (
     svmcore_options_t,
     svmcore_space,
 )
-from ._faults cimport engine_t, event_t
-from ._process cimport touch_t
+from ._faults cimport REASON_OK, engine_t, event_t
+from ._process cimport NOWHERE, Process, arrival_t, ops_t, process_check, touch_t
 from ._residency cimport res_where
 from ._types cimport (
     E_BUSY,
@@ -57,6 +66,8 @@ from ._types cimport (
     E_NOMEM,
     E_OPNOTSUPP,
     E_OVERFLOW,
+    KIND_PREFETCH,
+    record_t,
 )
 from .policies._kfd cimport (
     KfdProcess,
@@ -65,8 +76,7 @@ from .policies._kfd cimport (
     kfd_access,
     kfd_deliver,
     kfd_mmap,
-    kfd_mode,
-    kfd_munmap,
+    kfd_mode_of,
     kfd_set_attr,
     kfd_step,
     kfd_t,
@@ -81,6 +91,10 @@ from .errors import Errno, InvalidArgumentError, NotSupportedError, OutOfMemoryE
 from .machine import Machine
 
 __all__ = ["api"]
+
+# Words of svmcore_prot and svmcore_map_kind, by number.
+PROTECTIONS = ("-", "r", "w", "rw")
+KINDS = ("anon", "file", "heap", "stack", "io", "pfnmap")
 
 cdef extern from *:
     """
@@ -138,7 +152,9 @@ cdef enum:
     PAGE_SHIFT = 12
     PAGE_MASK = 4095
     TEXT = 240
+    NAME = 32               # of a policy, in texts
     KNOWN_FLAGS = 3         # SVMCORE_WRITE | SVMCORE_QUEUE
+    READ_WRITE = SVMCORE_PROT_READ | SVMCORE_PROT_WRITE
 
 cdef struct handle_t
 
@@ -153,12 +169,19 @@ cdef struct handle_t:
     uint32_t magic          # MAGIC while a host uses it
     uint32_t users          # create, load and from_object not yet given back
     gate_t* gate
-    kfd_t* p                # the process of `space`
+    engine_t* engine        # of the process of `space`
+    kfd_t* kfd              # that process when the policy is KFD's, else NULL
+    const ops_t* ops        # and its operations, with their argument, whatever the policy
+    void* state
+    bint* failed            # set while something that a policy in Python raised waits
+    uint32_t ngpus
     svmcore_event_fn callback
     void* user              # the callback's
     handle_t* next_watcher
     PyObject* space         # svmcore.Space; a reference while users > 0
     char text[TEXT]         # why the last call failed
+    char policy[NAME]
+    svmcore_info_t machine  # what info answers
 
 
 cdef class _Gate:
@@ -181,13 +204,24 @@ cdef class _Handle:
     cdef handle_t* h
     cdef _Gate gate
 
-    def __cinit__(self, _Gate gate, KfdProcess process):
+    def __cinit__(self, _Gate gate, Process process, str policy):
+        cdef handle_t* h = <handle_t*>calloc(1, sizeof(handle_t))
         self.gate = gate
-        self.h = <handle_t*>calloc(1, sizeof(handle_t))
-        if self.h == NULL:
+        self.h = h
+        if h == NULL:
             raise OutOfMemoryError("no memory for a handle")
-        self.h.gate = gate.g
-        self.h.p = process.p
+        h.gate = gate.g
+        h.engine = process.engine
+        h.ops = process.ops
+        h.state = process.state
+        h.failed = &process.failed
+        if isinstance(process, KfdProcess):
+            h.kfd = (<KfdProcess>process).p
+        put_text(h.policy, NAME, policy)
+        h.ngpus = h.machine.gpus = len(process.gpus)
+        for i, gpu in enumerate(process.gpus):
+            h.machine.gpu_id[<uint32_t>i] = gpu.id
+            h.machine.device_bytes[<uint32_t>i] = <uint64_t>gpu.vram_pages << PAGE_SHIFT
 
     def __dealloc__(self):
         free(self.h)
@@ -224,8 +258,8 @@ cdef void watch(gate_t* gate) noexcept nogil:
     """Record the effects on every space of the node that somebody watches."""
     cdef handle_t* w = gate.watchers
     while w != NULL:
-        w.p.engine.nevents = 0
-        w.p.engine.recording = True
+        w.engine.nevents = 0
+        w.engine.recording = True
         w = w.next_watcher
 
 
@@ -238,7 +272,7 @@ cdef void unwatch(handle_t* h) noexcept nogil:
             break
         at = &at[0].next_watcher
     h.callback = NULL
-    h.p.engine.recording = False
+    h.engine.recording = False
 
 
 cdef int deliver_all(handle_t* h, int ret) noexcept nogil:
@@ -277,7 +311,7 @@ cdef void take_event(svmcore_event_t* out, const event_t* e) noexcept nogil:
 
 cdef int deliver(handle_t* h, int ret) noexcept nogil:
     """Hand the recorded events to the callback, in order; the state has changed already."""
-    cdef engine_t* e = h.p.engine
+    cdef engine_t* e = h.engine
     cdef event_t* events = e.events
     cdef uint32_t n = e.nevents, cap = e.cap_events, i
     cdef bint lost = e.lost_events
@@ -315,7 +349,7 @@ cdef inline unsigned long long wide(uint64_t value) noexcept nogil:
     return <unsigned long long>value
 
 
-cdef int check_size(handle_t* h, const void* given, uint32_t known, const char* what,
+cdef int other_size(handle_t* h, const void* given, uint32_t known, const char* what,
                     bint is_answer) noexcept nogil:
     """The rule of the header for structs of another size; 0 or a negative errno."""
     cdef uint32_t size, i
@@ -323,8 +357,6 @@ cdef int check_size(handle_t* h, const void* given, uint32_t known, const char* 
         snprintf(h.text, TEXT, "%s: NULL, expected a struct", what)
         return -E_INVAL
     size = (<const uint32_t*>given)[0]
-    if size == known:
-        return 0
     if size < known or size > SVMCORE_STRUCT_MAX:
         snprintf(h.text, TEXT, "%s: size %u, expected %u", what, size, known)
         return -E_INVAL
@@ -336,9 +368,23 @@ cdef int check_size(handle_t* h, const void* given, uint32_t known, const char* 
     return 0
 
 
+cdef inline int check_size(handle_t* h, const void* given, uint32_t known, const char* what,
+                           bint is_answer) noexcept nogil:
+    """0 where a host's struct is one of this svmcore's or can be read as one."""
+    if given != NULL and (<const uint32_t*>given)[0] == known:
+        return 0
+    return other_size(h, given, known, what, is_answer)
+
+
+cdef int bad_time(handle_t* h, uint64_t t_ns) noexcept nogil:
+    snprintf(h.text, TEXT, "t_ns %llu: expected %llu or later, the clock never goes back",
+             wide(t_ns), wide(h.engine.now))
+    return -E_INVAL
+
+
 cdef inline int set_time(handle_t* h, uint64_t t_ns, uint32_t flags) noexcept nogil:
     """Move the clock on to the caller's time."""
-    cdef engine_t* e = h.p.engine
+    cdef engine_t* e = h.engine
     if t_ns == SVMCORE_NOW or t_ns == e.now:
         return 0
     if t_ns > e.now:
@@ -346,15 +392,21 @@ cdef inline int set_time(handle_t* h, uint64_t t_ns, uint32_t flags) noexcept no
         return 0
     if flags & SVMCORE_QUEUE:
         return 0
-    snprintf(h.text, TEXT, "t_ns %llu: expected %llu or later, the clock never goes back",
-             wide(t_ns), wide(e.now))
-    return -E_INVAL
+    return bad_time(h, t_ns)
 
 
-cdef inline void settle(kfd_t* p) noexcept nogil:
+cdef inline void settle(handle_t* h) noexcept nogil:
     """What the operation cost has passed."""
-    p.engine.now += p.engine.cost_ns
-    p.engine.cost_ns = 0
+    h.engine.now += h.engine.cost_ns
+    h.engine.cost_ns = 0
+
+
+cdef inline void run_due(handle_t* h) noexcept nogil:
+    """Run what is due by now."""
+    if h.kfd == NULL:
+        h.ops.step(h.state)
+    elif h.kfd.ndeferred or h.kfd.restore_pending:
+        kfd_step(h.kfd)
 
 
 cdef int check_span(handle_t* h, uint64_t addr, uint64_t size, const char* what) noexcept nogil:
@@ -369,6 +421,38 @@ cdef int check_span(handle_t* h, uint64_t addr, uint64_t size, const char* what)
                  wide(size))
         return -E_OVERFLOW
     return 0
+
+
+cdef int without_python(handle_t* h, int ret) noexcept nogil:
+    """The same, but refused where no interpreter runs."""
+    if ret == 0 and not Py_IsInitialized():
+        snprintf(h.text, TEXT, "no Python interpreter runs, this call needs one")
+        return -E_OPNOTSUPP
+    return ret
+
+
+cdef inline int runnable(handle_t* h) noexcept nogil:
+    """0, or a refusal where the policy is written in Python and nothing runs it."""
+    return without_python(h, 0) if h.kfd == NULL and h.ops.python else 0
+
+
+cdef void gil_raised(handle_t* h) noexcept:
+    cdef PyObject* pending[3]
+    PyErr_Fetch(pending, pending + 1, pending + 2)
+    try:
+        process_check((<object>h.space).process)
+    except BaseException as error:
+        put_error(h.text, TEXT, error)
+    PyErr_Restore(pending[0], pending[1], pending[2])
+
+
+cdef inline int raised(handle_t* h, int ret) noexcept nogil:
+    """The result of a call, -EIO and the text where a policy written in Python raised."""
+    if h.kfd != NULL or not h.failed[0]:
+        return ret
+    with gil:
+        gil_raised(h)
+    return -E_IO
 
 
 cdef int driver_result(handle_t* h, int ret, const char* what, uint64_t addr,
@@ -386,8 +470,8 @@ cdef int bad_touch(handle_t* h, const svmcore_access_t* a) noexcept nogil:
     if a.flags & ~KNOWN_FLAGS:
         snprintf(h.text, TEXT, "access: flags 0x%x, expected WRITE and QUEUE", <unsigned>a.flags)
         return -E_OPNOTSUPP
-    if a.by > h.p.ngpus:
-        snprintf(h.text, TEXT, "access: by %u, expected 0 (CPU) to %u", <unsigned>a.by, h.p.ngpus)
+    if a.by > h.ngpus:
+        snprintf(h.text, TEXT, "access: by %u, expected 0 (CPU) to %u", <unsigned>a.by, h.ngpus)
         return -E_INVAL
     if a.bytes == 0:
         snprintf(h.text, TEXT, "access: bytes 0, expected 1 or more")
@@ -400,19 +484,28 @@ cdef int bad_touch(handle_t* h, const svmcore_access_t* a) noexcept nogil:
 cdef inline int touch(handle_t* h, svmcore_access_t* a) noexcept nogil:
     """One touch; *a* has a known size."""
     cdef touch_t out
-    cdef engine_t* e = h.p.engine
+    cdef engine_t* e = h.engine
     cdef uint64_t last = a.addr + (a.bytes - 1), before
     cdef int ret
     a.reason = SVMCORE_REASON_NONE
-    if a.flags & ~KNOWN_FLAGS or a.by > h.p.ngpus or a.bytes == 0 or last < a.addr:
+    if a.flags & ~KNOWN_FLAGS or a.by > h.ngpus or a.bytes == 0 or last < a.addr:
         return bad_touch(h, a)
-    ret = set_time(h, a.t_ns, a.flags)
+    ret = runnable(h)
+    if ret == 0:
+        ret = set_time(h, a.t_ns, a.flags)
     if ret:
         return ret
     before = e.now
-    kfd_mode(h.p)
-    kfd_access(h.p, a.by, a.addr >> PAGE_SHIFT, last >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, 0,
-               &out)
+    if h.kfd != NULL:
+        kfd_mode_of(h.kfd, a.by)
+        kfd_access(h.kfd, a.by, a.addr >> PAGE_SHIFT, last >> PAGE_SHIFT,
+                   a.flags & SVMCORE_WRITE, 0, &out)
+    else:
+        memset(&out, 0, sizeof(touch_t))
+        out.best = NOWHERE
+        out.reason = REASON_OK
+        h.ops.touch(h.state, a.by, a.addr >> PAGE_SHIFT, last >> PAGE_SHIFT,
+                    a.flags & SVMCORE_WRITE, &out)
     a.reason = out.reason
     a.ready_ns = e.now
     a.took_ns = e.now - before
@@ -425,7 +518,7 @@ cdef inline int touch(handle_t* h, svmcore_access_t* a) noexcept nogil:
     a.served_from = out.best
     if out.ret:
         h.text[0] = 0
-    return out.ret
+    return raised(h, out.ret)
 
 
 cdef int api_access(svmcore_space* space, svmcore_access_t* a) noexcept nogil:
@@ -488,44 +581,83 @@ cdef int api_access_many(svmcore_space* space, svmcore_access_t* touches, uint64
     return ret
 
 
-cdef int deliver_fault(handle_t* h, svmcore_fault_t* a) noexcept nogil:
-    """One delivery, as a replay of raw faults makes it."""
-    cdef fault_t f
-    cdef kfd_t* p = h.p
-    cdef uint64_t moved = p.engine.counters.migrated_pages, before
-    cdef int ret
-    a.reason = SVMCORE_REASON_NONE
+cdef int bad_fault(handle_t* h, const svmcore_fault_t* a) noexcept nogil:
+    """Which rule a fault breaks; its text."""
     if a.flags & ~KNOWN_FLAGS:
         snprintf(h.text, TEXT, "fault: flags 0x%x, expected WRITE and QUEUE", <unsigned>a.flags)
         return -E_OPNOTSUPP
-    if a.by == 0 or a.by > p.ngpus:
-        snprintf(h.text, TEXT, "fault: by %u, expected a GPU, 1 to %u (access is for the CPU)",
-                 <unsigned>a.by, p.ngpus)
-        return -E_INVAL
-    ret = set_time(h, a.t_ns, a.flags)
-    if ret:
-        return ret
-    before = p.engine.now
-    kfd_mode(p)
-    kfd_step(p)
-    kfd_deliver(p, a.by - 1, a.addr >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, a.timestamp, 0, &f)
-    settle(p)
+    snprintf(h.text, TEXT, "fault: by %u, expected a GPU, 1 to %u (access is for the CPU)",
+             <unsigned>a.by, h.ngpus)
+    return -E_INVAL
+
+
+cdef inline void deliver_kfd(handle_t* h, svmcore_fault_t* a) noexcept nogil:
+    """One delivery of KFD, as a replay of raw faults makes it."""
+    cdef fault_t f
+    kfd_mode_of(h.kfd, a.by)
+    run_due(h)
+    kfd_deliver(h.kfd, a.by - 1, a.addr >> PAGE_SHIFT, a.flags & SVMCORE_WRITE, a.timestamp, 0,
+                &f)
     a.reason = f.reason
-    a.ready_ns = p.engine.now
-    a.took_ns = p.engine.now - before
-    a.window_addr = a.window_bytes = 0
     if f.best != SVMCORE_NOWHERE:
         a.window_addr = f.first << PAGE_SHIFT
         a.window_bytes = (f.last - f.first + 1) << PAGE_SHIFT
-    a.moved_bytes = (p.engine.counters.migrated_pages - moved) << PAGE_SHIFT
     a.code = f.ret
     a.location = f.best
     a.migration = f.migration
     a.vram_fallback = f.vram_fallback
     a.unregistered = f.unregistered
-    if f.ret:
+
+
+cdef void deliver_any(handle_t* h, svmcore_fault_t* a) noexcept nogil:
+    """One delivery by a policy's table, which knows nothing of fallbacks and new ranges."""
+    cdef arrival_t fault
+    cdef touch_t out
+    cdef uint64_t migrations = h.engine.counters.migrations, first, last
+    memset(&out, 0, sizeof(touch_t))
+    fault.page = a.addr >> PAGE_SHIFT
+    fault.ts = a.timestamp
+    fault.processor = a.by
+    fault.access = a.flags & SVMCORE_WRITE
+    h.ops.step(h.state)
+    h.ops.deliver(h.state, &fault, 1, &out)
+    a.reason = out.reason
+    if out.best != NOWHERE and h.ops.window != NULL and (
+        h.ops.window(h.state, fault.page, &first, &last)
+    ):
+        a.window_addr = first << PAGE_SHIFT
+        a.window_bytes = (last - first + 1) << PAGE_SHIFT
+    a.code = out.ret
+    a.location = out.best
+    a.migration = h.engine.counters.migrations != migrations
+    a.vram_fallback = a.unregistered = 0
+
+
+cdef int deliver_fault(handle_t* h, svmcore_fault_t* a) noexcept nogil:
+    cdef engine_t* e = h.engine
+    cdef uint64_t moved = e.counters.migrated_pages, before
+    cdef int ret
+    a.reason = SVMCORE_REASON_NONE
+    if a.flags & ~KNOWN_FLAGS or a.by == 0 or a.by > h.ngpus:
+        return bad_fault(h, a)
+    ret = runnable(h)
+    if ret == 0:
+        ret = set_time(h, a.t_ns, a.flags)
+    if ret:
+        return ret
+    before = e.now
+    a.window_addr = a.window_bytes = 0
+    if h.kfd != NULL:
+        deliver_kfd(h, a)
+    else:
+        deliver_any(h, a)
+    settle(h)
+    a.ready_ns = e.now
+    a.took_ns = e.now - before
+    a.moved_bytes = (e.counters.migrated_pages - moved) << PAGE_SHIFT
+    if a.code:
         h.text[0] = 0
-    return f.ret
+    return raised(h, a.code)
 
 
 cdef int api_fault(svmcore_space* space, svmcore_fault_t* a) noexcept nogil:
@@ -539,11 +671,34 @@ cdef int api_fault(svmcore_space* space, svmcore_fault_t* a) noexcept nogil:
     return leave(h, ret)
 
 
+cdef enum slow_t:
+    SLOW_SAVE
+    SLOW_MAP
+    SLOW_PROTECT
+    SLOW_INVALIDATE
+    SLOW_EVICT
+    SLOW_GET_ATTR
+    SLOW_ADVISE
+
+# Arguments of a call that goes through the Python object.
+cdef struct slow_args_t:
+    slow_t what
+    uint32_t count
+    uint64_t addr
+    uint64_t size
+    uint32_t prot
+    uint32_t kind
+    uint32_t location
+    const char* text         # a path, or a word of advice
+    svmcore_attr_t* attrs
+
 # ---- mappings, attributes, clock ----------------------------------------------------------------
 
 cdef int api_map(svmcore_space* space, uint64_t addr, uint64_t size, uint32_t prot, uint32_t kind,
                  uint64_t t_ns) noexcept nogil:
     cdef handle_t* h
+    cdef slow_args_t a
+    cdef uint64_t first = addr >> PAGE_SHIFT, last = (addr + (size - 1)) >> PAGE_SHIFT
     cdef int ret = enter(space, &h)
     if ret:
         return ret
@@ -551,13 +706,24 @@ cdef int api_map(svmcore_space* space, uint64_t addr, uint64_t size, uint32_t pr
     if ret == 0 and (prot > 3 or kind > <uint32_t>SVMCORE_MAP_PFNMAP):
         snprintf(h.text, TEXT, "map: prot %u, kind %u: expected up to 3 and 5", prot, kind)
         ret = -E_INVAL
+    if ret == 0 and h.kfd == NULL and (prot != READ_WRITE or kind != SVMCORE_MAP_ANON):
+        # The tables of operations know anonymous memory, read and write.
+        a.what = SLOW_MAP
+        a.addr = addr
+        a.size = size
+        a.prot = prot
+        a.kind = kind
+        return slow(h, &a, t_ns, 0)
     if ret == 0:
         ret = set_time(h, t_ns, 0)
     if ret == 0:
-        kfd_step(h.p)
-        ret = driver_result(h, kfd_mmap(h.p, addr >> PAGE_SHIFT, (addr + (size - 1)) >> PAGE_SHIFT,
-                                        1 + (prot | kind << 2)), "map", addr, size)
-        settle(h.p)
+        run_due(h)
+        if h.kfd != NULL:
+            ret = kfd_mmap(h.kfd, first, last, 1 + (prot | kind << 2))
+        else:
+            ret = h.ops.map(h.state, first, last)
+        ret = driver_result(h, ret, "map", addr, size)
+        settle(h)
     return leave(h, ret)
 
 
@@ -571,17 +737,28 @@ cdef int api_unmap(svmcore_space* space, uint64_t addr, uint64_t size,
     if ret == 0:
         ret = set_time(h, t_ns, 0)
     if ret == 0:
-        kfd_step(h.p)
-        ret = driver_result(h, kfd_munmap(h.p, addr >> PAGE_SHIFT,
-                                          (addr + (size - 1)) >> PAGE_SHIFT), "unmap", addr, size)
-        settle(h.p)
+        run_due(h)
+        ret = driver_result(h, h.ops.unmap(h.state, addr >> PAGE_SHIFT,
+                                           (addr + (size - 1)) >> PAGE_SHIFT), "unmap", addr, size)
+        settle(h)
     return leave(h, ret)
+
+
+cdef int kfd_only(handle_t* h, const char* what) noexcept nogil:
+    """Attributes are KFD's own; the answer to a call with another policy."""
+    if h.kfd != NULL:
+        return 0
+    snprintf(h.text, TEXT, "%s: policy %s has no KFD attributes; advise and prefetch are for "
+             "every policy", what, h.policy)
+    return -E_OPNOTSUPP
 
 
 cdef int set_attributes(handle_t* h, uint64_t addr, uint64_t size, const svmcore_attr_t* attrs,
                         uint32_t count, uint64_t t_ns, const char* what) noexcept nogil:
     cdef bint never = False
-    cdef int ret
+    cdef int ret = kfd_only(h, what)
+    if ret:
+        return ret
     if attrs == NULL and count:
         snprintf(h.text, TEXT, "%s: attrs NULL, expected %u attributes", what, count)
         return -E_INVAL
@@ -590,10 +767,10 @@ cdef int set_attributes(handle_t* h, uint64_t addr, uint64_t size, const svmcore
         ret = set_time(h, t_ns, 0)
     if ret:
         return ret
-    kfd_step(h.p)
+    kfd_step(h.kfd)
     # attr_t is the same pair of 32-bit numbers.
-    ret = kfd_set_attr(h.p, addr, size, <const attr_t*>attrs, count, 0, &never)
-    settle(h.p)
+    ret = kfd_set_attr(h.kfd, addr, size, <const attr_t*>attrs, count, 0, &never)
+    settle(h)
     return driver_result(h, ret, what, addr, size)
 
 
@@ -606,6 +783,36 @@ cdef int api_set_attr(svmcore_space* space, uint64_t addr, uint64_t size,
     return leave(h, set_attributes(h, addr, size, attrs, count, t_ns, "set_attr"))
 
 
+cdef int prefetch_any(handle_t* h, uint64_t addr, uint64_t size, uint32_t location,
+                      uint64_t t_ns) noexcept nogil:
+    """A prefetch as a replay makes it of a record."""
+    cdef record_t record
+    cdef uint32_t to = 0
+    cdef int ret = check_span(h, addr, size, "prefetch")
+    if location != SVMCORE_LOCATION_SYSTEM:
+        while to < h.ngpus and h.machine.gpu_id[to] != location:
+            to += 1
+        to += 1
+    if ret == 0 and to > h.ngpus:
+        snprintf(h.text, TEXT, "prefetch: location %u, expected 0 or the id of a GPU", location)
+        ret = -E_INVAL
+    if ret == 0:
+        ret = runnable(h)
+    if ret == 0:
+        ret = set_time(h, t_ns, 0)
+    if ret:
+        return ret
+    memset(&record, 0, sizeof(record_t))
+    record.kind = KIND_PREFETCH
+    record.addr = addr
+    record.size = size
+    record.peer = <uint8_t>to
+    h.ops.step(h.state)
+    ret = h.ops.advise(h.state, &record)
+    settle(h)
+    return raised(h, driver_result(h, ret, "prefetch", addr, size))
+
+
 cdef int api_prefetch(svmcore_space* space, uint64_t addr, uint64_t size, uint32_t location,
                       uint64_t t_ns) noexcept nogil:
     cdef handle_t* h
@@ -613,6 +820,8 @@ cdef int api_prefetch(svmcore_space* space, uint64_t addr, uint64_t size, uint32
     cdef int ret = enter(space, &h)
     if ret:
         return ret
+    if h.kfd == NULL:
+        return leave(h, prefetch_any(h, addr, size, location, t_ns))
     attr.type = SVMCORE_ATTR_PREFETCH_LOC
     attr.value = location
     return leave(h, set_attributes(h, addr, size, &attr, 1, t_ns, "prefetch"))
@@ -625,7 +834,7 @@ cdef int api_step(svmcore_space* space, uint64_t t_ns) noexcept nogil:
         return ret
     ret = set_time(h, t_ns, 0)
     if ret == 0:
-        kfd_step(h.p)
+        run_due(h)
     return leave(h, ret)
 
 
@@ -642,10 +851,8 @@ cdef int api_next_event(svmcore_space* space, uint64_t* t_ns) noexcept nogil:
     if t_ns == NULL:
         return null_answer(h, "next_event")
     t_ns[0] = SVMCORE_NEVER
-    if h.p.ndeferred:
-        t_ns[0] = h.p.engine.now
-    elif h.p.restore_pending:
-        t_ns[0] = h.p.restore_ns
+    if h.ops.due != NULL:
+        t_ns[0] = h.ops.due(h.state)
     return leave(h, 0)
 
 
@@ -656,7 +863,7 @@ cdef int api_now(svmcore_space* space, uint64_t* t_ns) noexcept nogil:
         return ret
     if t_ns == NULL:
         return null_answer(h, "now")
-    t_ns[0] = h.p.engine.now
+    t_ns[0] = h.engine.now
     return leave(h, 0)
 
 
@@ -667,7 +874,10 @@ cdef int api_where(svmcore_space* space, uint64_t addr, uint32_t* processor) noe
         return ret
     if processor == NULL:
         return null_answer(h, "where")
-    where = res_where(h.p.engine.res, addr >> PAGE_SHIFT)
+    if h.ops.where != NULL:
+        where = h.ops.where(h.state, addr >> PAGE_SHIFT)
+    else:
+        where = res_where(h.engine.res, addr >> PAGE_SHIFT)
     processor[0] = SVMCORE_NOWHERE if where < 0 else <uint32_t>where
     return leave(h, 0)
 
@@ -683,11 +893,11 @@ cdef int api_counters(svmcore_space* space, svmcore_counters_t* out) noexcept no
     ret = check_size(h, out, sizeof(svmcore_counters_t), "counters", True)
     if ret:
         return leave(h, ret)
-    e = h.p.engine
+    e = h.engine
     size = out.size
     memset(out, 0, sizeof(svmcore_counters_t))
     out.size = size
-    for i in range(1 + h.p.ngpus):
+    for i in range(1 + h.ngpus):
         out.faults += e.processors[i].faults
         out.duplicate_faults += e.processors[i].duplicates
         out.remote_accesses += e.processors[i].remote_pages
@@ -709,7 +919,7 @@ cdef int api_counters(svmcore_space* space, svmcore_counters_t* out) noexcept no
 
 cdef int api_info(svmcore_space* space, svmcore_info_t* out) noexcept nogil:
     cdef handle_t* h
-    cdef uint32_t i, size
+    cdef uint32_t size
     cdef int ret = enter(space, &h)
     if ret:
         return ret
@@ -717,12 +927,8 @@ cdef int api_info(svmcore_space* space, svmcore_info_t* out) noexcept nogil:
     if ret:
         return leave(h, ret)
     size = out.size
-    memset(out, 0, sizeof(svmcore_info_t))
+    out[0] = h.machine
     out.size = size
-    out.gpus = h.p.ngpus
-    for i in range(h.p.ngpus):
-        out.gpu_id[i] = h.p.gpus[i].id
-        out.device_bytes[i] = h.p.gpus[i].vram_pages << PAGE_SHIFT
     return leave(h, 0)
 
 
@@ -738,7 +944,7 @@ cdef int api_set_event_callback(svmcore_space* space, svmcore_event_fn callback,
         h.user = user
         h.next_watcher = h.gate.watchers
         h.gate.watchers = h
-        h.p.engine.nevents = 0
+        h.engine.nevents = 0
     return leave(h, 0)
 
 
@@ -798,16 +1004,17 @@ cdef handle_t* attach(object space) except NULL:
     cdef handle_t* h
     if not isinstance(space, Space):
         raise InvalidArgumentError(f"{type(space).__name__}: expected a svmcore.Space")
-    if not isinstance(space.process, KfdProcess):
+    if not isinstance(space.process, Process) or (<Process>space.process).ops == NULL:
         raise NotSupportedError(
-            f"policy {space.policy.name}: expected one whose process is compiled, as kfd"
+            f"policy {space.policy.name}: expected one whose process derives from "
+            "svmcore's Process, as kfd's"
         )
     kept = vars(space).get("_capi_handle")
-    if kept is None or kept.h.p != (<KfdProcess>space.process).p:
+    if kept is None or kept.h.state != (<Process>space.process).state:
         gate = vars(space.system).get("_capi_gate")
         if gate is None:
             gate = space.system._capi_gate = _Gate()
-        kept = space._capi_handle = _Handle(gate, space.process)
+        kept = space._capi_handle = _Handle(gate, space.process, space.policy.name)
     h = kept.h
     if h.users == 0:
         Py_INCREF(space)
@@ -950,14 +1157,6 @@ cdef int api_from_object(void* python, svmcore_space** space) noexcept nogil:
     return ret
 
 
-cdef int without_python(handle_t* h, int ret) noexcept nogil:
-    """The same, but refused where no interpreter runs."""
-    if ret == 0 and not Py_IsInitialized():
-        snprintf(h.text, TEXT, "no Python interpreter runs, this call needs one")
-        return -E_OPNOTSUPP
-    return ret
-
-
 cdef int api_to_object(svmcore_space* space, void** python) noexcept nogil:
     cdef handle_t* h
     cdef int ret = enter(space, &h)
@@ -1003,34 +1202,16 @@ cdef int api_destroy(svmcore_space* space) noexcept nogil:
     return ret
 
 
-cdef enum slow_t:
-    SLOW_SAVE
-    SLOW_PROTECT
-    SLOW_INVALIDATE
-    SLOW_EVICT
-    SLOW_GET_ATTR
-
-# Arguments of a call that goes through the Python object.
-cdef struct slow_args_t:
-    slow_t what
-    uint32_t count
-    uint64_t addr
-    uint64_t size
-    uint32_t prot
-    const char* path
-    svmcore_attr_t* attrs
-
-
 cdef int get_attributes(handle_t* h, object process, slow_args_t* a) except? -1:
     """The driver's answer into the host's array; events so far stay recorded."""
-    cdef bint recording = h.p.engine.recording
+    cdef bint recording = h.engine.recording
     cdef uint32_t i
     wanted = [(a.attrs[i].type, a.attrs[i].value) for i in range(a.count)]
-    outcome = process.begin(h.p.engine.now)
-    kfd_step(h.p)
+    outcome = process.begin(h.engine.now)
+    kfd_step(h.kfd)
     ret = process.get_attr(a.addr, a.size, wanted)
     process.finish(ret)
-    h.p.engine.recording = recording
+    h.engine.recording = recording
     if ret == 0:
         for i, (kind, value) in enumerate(outcome.out or ()):
             a.attrs[i].type = kind
@@ -1038,25 +1219,51 @@ cdef int get_attributes(handle_t* h, object process, slow_args_t* a) except? -1:
     return ret
 
 
+cdef object operation(object space, str name):
+    """A method of the space's process; not every policy's has each."""
+    if not hasattr(space.process, name):
+        raise NotSupportedError(f"policy {space.policy.name}: its processes have no {name}")
+    return getattr(space.process, name)
+
+
+cdef object advice_location(object space, uint32_t value):
+    """What ``Space.advise`` takes for a location of the header."""
+    if value == SVMCORE_LOCATION_NONE:
+        return None
+    name = space.location_name(value)
+    if name == "undefined" and value != SVMCORE_LOCATION_UNDEFINED:
+        raise InvalidArgumentError(f"advise: location {value}, expected 0 or the id of a GPU")
+    return name
+
+
 cdef int run_slow(handle_t* h, slow_args_t* a) except? -1:
     cdef int ret
-    process = (<object>h.space).process
+    space = <object>h.space
     if a.what == SLOW_SAVE:
-        (<object>h.space).save(text_of(a.path))
+        space.save(text_of(a.text))
+        return 0
+    if a.what == SLOW_ADVISE:
+        space.advise(a.addr, a.size, text_of(a.text), advice_location(space, a.location))
         return 0
     if a.what == SLOW_GET_ATTR:
-        ret = get_attributes(h, process, a)
+        ret = get_attributes(h, space.process, a)
         return driver_result(h, ret, "get_attr", a.addr, a.size)
-    kfd_step(h.p)
     first, last = a.addr >> PAGE_SHIFT, (a.addr + (a.size - 1)) >> PAGE_SHIFT
-    if a.what == SLOW_PROTECT:
-        ret = process.mprotect(first, last, ("-", "r", "w", "rw")[a.prot])
-        ret = driver_result(h, ret, "protect", a.addr, a.size)
+    if a.what == SLOW_MAP:
+        call, what, given = operation(space, "mmap"), "map", (
+            first, last, PROTECTIONS[a.prot], KINDS[a.kind]
+        )
+    elif a.what == SLOW_PROTECT:
+        call, what, given = operation(space, "mprotect"), "protect", (
+            first, last, PROTECTIONS[a.prot]
+        )
     elif a.what == SLOW_INVALIDATE:
-        ret = process.invalidate(first, last)
+        call, what, given = operation(space, "invalidate"), "invalidate", (first, last)
     else:
-        ret = driver_result(h, process.evict(first), "evict", a.addr, a.size)
-    settle(h.p)
+        call, what, given = operation(space, "evict"), "evict", (first,)
+    run_due(h)
+    ret = driver_result(h, call(*given), what.encode(), a.addr, a.size)
+    settle(h)
     return ret
 
 
@@ -1090,7 +1297,7 @@ cdef int api_save(svmcore_space* space, const char* path) noexcept nogil:
     if ret:
         return ret
     a.what = SLOW_SAVE
-    a.path = path
+    a.text = path
     if path == NULL:
         snprintf(h.text, TEXT, "save: path NULL")
         ret = -E_INVAL
@@ -1152,9 +1359,30 @@ cdef int api_get_attr(svmcore_space* space, uint64_t addr, uint64_t size, svmcor
     a.size = size
     a.attrs = attrs
     a.count = count
-    ret = check_span(h, addr, size, "get_attr")
+    ret = kfd_only(h, "get_attr")
+    if ret == 0:
+        ret = check_span(h, addr, size, "get_attr")
     if ret == 0 and attrs == NULL and count:
         snprintf(h.text, TEXT, "get_attr: attrs NULL, expected %u attributes", count)
+        ret = -E_INVAL
+    return slow(h, &a, t_ns, ret)
+
+
+cdef int api_advise(svmcore_space* space, uint64_t addr, uint64_t size, const char* advice,
+                    uint32_t location, uint64_t t_ns) noexcept nogil:
+    cdef handle_t* h
+    cdef slow_args_t a
+    cdef int ret = enter(space, &h)
+    if ret:
+        return ret
+    a.what = SLOW_ADVISE
+    a.addr = addr
+    a.size = size
+    a.text = advice
+    a.location = location
+    ret = check_span(h, addr, size, "advise")
+    if ret == 0 and advice == NULL:
+        snprintf(h.text, TEXT, "advise: advice NULL, expected a word")
         ret = -E_INVAL
     return slow(h, &a, t_ns, ret)
 
@@ -1204,6 +1432,7 @@ table.info = api_info
 table.set_event_callback = api_set_event_callback
 table.last_error = api_last_error
 table.reason_name = api_reason_name
+table.advise = api_advise
 
 #: ``svmcore_api_t``, for ``svmcore_import()`` of the header.
 api = PyCapsule_New(&table, SVMCORE_CAPSULE, NULL)

@@ -36,6 +36,7 @@ cdef struct arrival_t:
 # said otherwise; whoever calls lets them pass.
 cdef struct ops_t:
     uint32_t batch           # most faults of one delivery, 1 to MAX_BATCH
+    bint python              # they take the GIL: an interpreter has to run
     # A touch until it is served or fatal; processor 0 is the CPU, 1 + i GPU i. Time passes.
     void (*touch)(void* state, uint32_t processor, uint64_t first, uint64_t last,
                   uint32_t access, touch_t* out) noexcept nogil
@@ -48,6 +49,13 @@ cdef struct ops_t:
     int (*advise)(void* state, const record_t* record) noexcept nogil
     # Run what is due at engine.now.
     void (*step)(void* state) noexcept nogil
+    # Views, each NULL where what is said here in brackets holds.
+    # When work is due, UINT64_MAX without any. (Never is any.)
+    uint64_t (*due)(void* state) noexcept nogil
+    # Processor whose memory holds the page, -1 without one. (As the engine's residency says.)
+    int (*where)(void* state, uint64_t page) noexcept nogil
+    # Pages among which a fault on the page is decided; False without. (There are none.)
+    bint (*window)(void* state, uint64_t page, uint64_t* first, uint64_t* last) noexcept nogil
 
 # A process that holds device memory of the node.
 cdef struct tenant_t:

@@ -38,6 +38,8 @@ cdef ranges_t* ranges_clone(const ranges_t* m) noexcept nogil
 
 # The entry that contains the page (a hole is an entry of value 0).
 cdef void ranges_find(ranges_t* m, uint64_t page, range_entry_t* out) noexcept nogil
+# Its value alone: a little faster.
+cdef uint32_t ranges_value(ranges_t* m, uint64_t page) noexcept nogil
 # n look-ups with cache misses overlapped; out[i] belongs to pages[i].
 cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
                            range_entry_t* out) noexcept nogil

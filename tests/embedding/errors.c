@@ -1,4 +1,5 @@
-/* Every misuse that the header documents, from C: a code, never a crash. Prints "ok". */
+/* Every misuse that the header documents, from C: a code, never a crash. Then the calls with
+   each policy that an argument names. Prints "ok". */
 #define _POSIX_C_SOURCE 200809L
 #include <Python.h>
 #include <svmcore/svmcore.h>
@@ -434,27 +435,34 @@ static void thread_checks(void)
     EXPECT(api->destroy(space), 0);
 }
 
+struct foreign {
+    const char *policy;
+    int done;
+};
+
 static void *run_without_python(void *out)
 {
     /* A thread that Python never saw: the functions take the GIL themselves. */
-    svmcore_space *space = make("kfd(granularity=4)");
+    struct foreign *mine = out;
+    svmcore_space *space = make(mine->policy);
     run_access(space);
     EXPECT(api->destroy(space), 0);
-    *(int *)out = 1;
+    mine->done = 1;
     return NULL;
 }
 
-static void foreign_thread_checks(void)
+static void foreign_thread_checks(const char *policy)
 {
     PyThreadState *python = PyEval_SaveThread();
     pthread_t threads[2];
-    int done[2] = {0, 0}, i;
+    struct foreign both[2] = {{policy, 0}, {policy, 0}};
+    int i;
     for (i = 0; i < 2; ++i)
-        pthread_create(&threads[i], NULL, run_without_python, &done[i]);
+        pthread_create(&threads[i], NULL, run_without_python, &both[i]);
     for (i = 0; i < 2; ++i)
         pthread_join(threads[i], NULL);
     PyEval_RestoreThread(python);
-    EXPECT(done[0] + done[1], 2);
+    EXPECT(both[0].done + both[1].done, 2);
 }
 
 static void lifetime_checks(void)
@@ -478,9 +486,232 @@ static void lifetime_checks(void)
     EXPECT(api->destroy(again), 0);
 }
 
-int main(void)
+/* ---- every policy ---- */
+
+struct moves {
+    int seen;
+    uint64_t bytes;
+};
+
+static int add_moves(void *user, const svmcore_event_t *event)
+{
+    struct moves *moves = user;
+    moves->seen += event->kind == SVMCORE_EVENT_MIGRATE;
+    moves->bytes += event->kind == SVMCORE_EVENT_MIGRATE ? event->value : 0;
+    return 0;
+}
+
+static uint32_t where(svmcore_space *space, uint64_t addr)
+{
+    uint32_t processor = 77;
+    EXPECT(api->where(space, addr, &processor), 0);
+    return processor;
+}
+
+static void policy_touches(svmcore_space *space, const char *policy)
+{
+    svmcore_access_t touch = touch_of(BASE), many[3];
+    svmcore_fault_t fault;
+    svmcore_counters_t counters;
+    struct moves moves = {0, 0};
+    uint64_t done = 0, before = 0, t = 0;
+    EXPECT(where(space, BASE), SVMCORE_NOWHERE);
+    touch.by = SVMCORE_CPU;
+    touch.flags = SVMCORE_WRITE;
+    touch.bytes = 16 * MIB;
+    EXPECT(api->access(space, &touch), 0);
+    EXPECT(where(space, BASE), SVMCORE_CPU);
+    EXPECT(api->now(space, &before), 0);
+
+    /* A touch moves the page, and the callback hears of it. */
+    EXPECT(api->set_event_callback(space, add_moves, &moves), 0);
+    touch = touch_of(BASE);
+    EXPECT(api->access(space, &touch), 0);
+    EXPECT(touch.reason, SVMCORE_REASON_OK);
+    EXPECT(touch.faults, 1);
+    EXPECT(touch.served_from, SVMCORE_GPU(0));
+    EXPECT(touch.moved_bytes > 0, 1);
+    EXPECT(touch.took_ns > 0, 1);
+    EXPECT(touch.ready_ns, before + touch.took_ns);
+    EXPECT(where(space, BASE), SVMCORE_GPU(0));
+    EXPECT(moves.seen > 0, 1);
+    EXPECT(moves.bytes, touch.moved_bytes);
+    EXPECT(api->set_event_callback(space, NULL, NULL), 0);
+    many[0] = touch_of(BASE);
+    many[1] = touch_of(BASE - MIB);
+    many[2] = touch_of(BASE + 12 * MIB);
+    EXPECT(api->access_many(space, many, 3, &done), 0);
+    EXPECT(done, 3);
+    EXPECT(many[0].faults, 0);
+    EXPECT(many[1].code, -SVMCORE_EFAULT);
+    EXPECT(many[1].reason > SVMCORE_REASON_OK, 1);
+    EXPECT(many[1].fatal_addr, BASE - MIB);
+    EXPECT(many[2].faults, 1);
+
+    /* One delivery. */
+    memset(&fault, 0, sizeof fault);
+    fault.size = sizeof fault;
+    fault.addr = BASE + 4 * MIB + 4096;
+    fault.t_ns = SVMCORE_NOW;
+    EXPECT(api->fault(space, &fault), -SVMCORE_EINVAL);
+    EXPECT(fault.reason, SVMCORE_REASON_NONE);
+    fault.by = SVMCORE_GPU(0);
+    EXPECT(api->fault(space, &fault), 0);
+    EXPECT(fault.reason, SVMCORE_REASON_OK);
+    EXPECT(fault.location, SVMCORE_GPU(0));
+    EXPECT(fault.migration, 1);
+    EXPECT(fault.moved_bytes > 0, 1);
+    EXPECT(where(space, fault.addr), SVMCORE_GPU(0));
+    if (strcmp(policy, "kfd") == 0 || strcmp(policy, "uvm") == 0) {
+        EXPECT(fault.window_addr, BASE + 4 * MIB);
+        EXPECT(fault.window_bytes, 2 * MIB);
+    }
+    fault.addr = BASE - MIB;
+    EXPECT(api->fault(space, &fault), -SVMCORE_EFAULT);
+    EXPECT(fault.code, -SVMCORE_EFAULT);
+    EXPECT(fault.reason > SVMCORE_REASON_OK, 1);
+    EXPECT(fault.window_bytes, 0);
+    EXPECT(said(space, ""), 1);
+    memset(&counters, 0, sizeof counters);
+    counters.size = sizeof counters;
+    EXPECT(api->counters(space, &counters), 0);
+    EXPECT(counters.migrations >= 3, 1);
+    EXPECT(counters.errors, 2);
+
+    /* The clock. */
+    EXPECT(api->next_event(space, &t), 0);
+    EXPECT(api->now(space, &before), 0);
+    EXPECT(api->step(space, before + 10000000), 0);
+    EXPECT(api->now(space, &t), 0);
+    EXPECT(t, before + 10000000);
+    EXPECT(api->step(space, before), -SVMCORE_EINVAL);
+}
+
+static void policy_advice(svmcore_space *space, const char *policy)
+{
+    svmcore_attr_t attr = {SVMCORE_ATTR_GRANULARITY, 9};
+    svmcore_info_t info;
+    struct moves moves = {0, 0};
+    int own = strcmp(policy, "kfd") == 0;
+    info.size = sizeof info;
+    EXPECT(api->info(space, &info), 0);
+    EXPECT(info.gpus, 1);
+    EXPECT(info.device_bytes[0], UINT64_C(80) << 30);
+    EXPECT(api->prefetch(space, BASE, 16 * MIB, SVMCORE_LOCATION_SYSTEM, SVMCORE_NOW), 0);
+    EXPECT(where(space, BASE), SVMCORE_CPU);
+    EXPECT(api->prefetch(space, BASE + 6 * MIB, MIB, info.gpu_id[0], SVMCORE_NOW), 0);
+    EXPECT(where(space, BASE + 6 * MIB), SVMCORE_GPU(0));
+    EXPECT(where(space, BASE + 5 * MIB), SVMCORE_CPU);
+    EXPECT(api->prefetch(space, BASE, MIB, info.gpu_id[0] + 1, SVMCORE_NOW), -SVMCORE_EINVAL);
+    EXPECT(said(space, "prefetch"), 1);
+    EXPECT(api->prefetch(space, BASE, 17, 0, SVMCORE_NOW), -SVMCORE_EINVAL);
+
+    EXPECT(api->advise(NULL, BASE, MIB, "read_mostly", 0, SVMCORE_NOW), -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, NULL, 0, SVMCORE_NOW), -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, "kindly", 0, SVMCORE_NOW), -SVMCORE_EINVAL);
+    EXPECT(said(space, "kindly"), 1);
+    EXPECT(api->advise(space, BASE, MIB, "\xff", 0, SVMCORE_NOW), -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE + 1, MIB, "read_mostly", SVMCORE_LOCATION_NONE, SVMCORE_NOW),
+           -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, "read_mostly", info.gpu_id[0], SVMCORE_NOW),
+           -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, "preferred_location", SVMCORE_LOCATION_NONE, SVMCORE_NOW),
+           -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, "preferred_location", info.gpu_id[0] + 1, SVMCORE_NOW),
+           -SVMCORE_EINVAL);
+    EXPECT(said(space, "location"), 1);
+    EXPECT(api->advise(space, BASE, MIB, "preferred_location", info.gpu_id[0], 1), -SVMCORE_EINVAL);
+    EXPECT(api->advise(space, BASE, MIB, "preferred_location", info.gpu_id[0], SVMCORE_NOW), 0);
+    EXPECT(api->advise(space, BASE + 14 * MIB, MIB, "read_mostly", SVMCORE_LOCATION_NONE,
+                       SVMCORE_NOW), 0);
+
+    /* Its effects are told as those of any call. */
+    EXPECT(api->set_event_callback(space, add_moves, &moves), 0);
+    EXPECT(api->advise(space, BASE + 10 * MIB, MIB, "prefetch", info.gpu_id[0], SVMCORE_NOW), 0);
+    EXPECT(api->set_event_callback(space, NULL, NULL), 0);
+    EXPECT(where(space, BASE + 10 * MIB), SVMCORE_GPU(0));
+    EXPECT(moves.bytes, MIB);
+
+    /* The ioctl is KFD's own. */
+    EXPECT(api->set_attr(space, BASE, MIB, &attr, 1, SVMCORE_NOW), own ? 0 : -SVMCORE_EOPNOTSUPP);
+    EXPECT(own || said(space, policy), 1);
+    EXPECT(api->get_attr(space, BASE, MIB, &attr, 1, SVMCORE_NOW), own ? 0 : -SVMCORE_EOPNOTSUPP);
+    EXPECT(own || said(space, "get_attr"), 1);
+}
+
+static void policy_mappings(svmcore_space *space, const char *policy)
+{
+    svmcore_access_t touch = touch_of(BASE + 8 * MIB);
+    const uint64_t other = BASE + 64 * MIB;
+    int uvm = strcmp(policy, "uvm") == 0;
+    EXPECT(api->map(space, BASE, MIB, RW, SVMCORE_MAP_ANON, SVMCORE_NOW), -SVMCORE_EEXIST);
+    EXPECT(said(space, "map"), 1);
+    EXPECT(api->map(space, other, MIB, RW, SVMCORE_MAP_FILE, SVMCORE_NOW),
+           uvm ? -SVMCORE_EOPNOTSUPP : 0);
+    EXPECT(!uvm || said(space, "map"), 1);
+    EXPECT(api->map(space, other + MIB, MIB, SVMCORE_PROT_READ, SVMCORE_MAP_ANON, SVMCORE_NOW), 0);
+    /* The protection binds the CPU under every policy. */
+    touch.addr = other + MIB;
+    touch.by = SVMCORE_CPU;
+    touch.flags = SVMCORE_WRITE;
+    EXPECT(api->access(space, &touch), -SVMCORE_EPERM);
+    touch.flags = 0;
+    EXPECT(api->access(space, &touch), 0);
+    touch = touch_of(BASE + 8 * MIB);
+    EXPECT(api->access(space, &touch), 0);
+    EXPECT(api->invalidate(space, BASE + 8 * MIB, MIB, SVMCORE_NOW), 0);
+    EXPECT(api->evict(space, BASE + 8 * MIB, SVMCORE_NOW), 0);
+    EXPECT(where(space, BASE + 8 * MIB), SVMCORE_CPU);
+    EXPECT(api->evict(space, BASE + 8 * MIB, SVMCORE_NOW), -SVMCORE_ENOENT);
+    EXPECT(api->protect(space, BASE + 8 * MIB, MIB, SVMCORE_PROT_READ, SVMCORE_NOW), 0);
+    EXPECT(api->protect(space, BASE - MIB, MIB, RW, SVMCORE_NOW), -SVMCORE_ENOMEM);
+    touch.by = SVMCORE_CPU;
+    touch.flags = SVMCORE_WRITE;
+    EXPECT(api->access(space, &touch), -SVMCORE_EPERM);
+    EXPECT(api->unmap(space, BASE + 8 * MIB, MIB, SVMCORE_NOW), 0);
+    EXPECT(api->access(space, &touch), -SVMCORE_EFAULT);
+}
+
+/* Saved and loaded, a space answers as the one that was saved. */
+static void policy_state(svmcore_space *space)
+{
+    svmcore_space *loaded = NULL;
+    svmcore_access_t one = touch_of(BASE + 2 * MIB), two;
+    svmcore_counters_t counters[2];
+    memset(counters, 0, sizeof counters);
+    counters[0].size = counters[1].size = sizeof counters[0];
+    one.bytes = 4 * MIB;
+    two = one;
+    EXPECT(api->save(space, "policy.svm"), 0);
+    EXPECT(api->load("policy.svm", NULL, &loaded), 0);
+    EXPECT(api->access(space, &one), 0);
+    EXPECT(api->access(loaded, &two), 0);
+    EXPECT(memcmp(&one, &two, sizeof one), 0);
+    EXPECT(api->counters(space, &counters[0]), 0);
+    EXPECT(api->counters(loaded, &counters[1]), 0);
+    EXPECT(memcmp(&counters[0], &counters[1], sizeof counters[0]), 0);
+    EXPECT(api->destroy(loaded), 0);
+    remove("policy.svm");
+}
+
+static void policy_checks(const char *policy)
+{
+    int before = failures;
+    svmcore_space *space = make(policy);
+    policy_touches(space, policy);
+    policy_advice(space, policy);
+    policy_mappings(space, policy);
+    policy_state(space);
+    EXPECT(api->destroy(space), 0);
+    foreign_thread_checks(policy);
+    if (failures != before)
+        printf("the policy was %s\n", policy);
+}
+
+int main(int argc, char **argv)
 {
     const char *program = getenv("PYTHON");
+    int i;
     svmcore_space *late;
     svmcore_access_t touch = touch_of(BASE);
     PyConfig config;
@@ -505,8 +736,10 @@ int main(void)
     callback_checks();
     raising_callback_checks();
     thread_checks();
-    foreign_thread_checks();
+    foreign_thread_checks("kfd(granularity=4)");
     lifetime_checks();
+    for (i = 1; i < argc; ++i)
+        policy_checks(argv[i]);
     late = make("kfd");
     EXPECT(Py_FinalizeEx(), 0);
     /* The interpreter is gone: what needs it says so. */

@@ -62,6 +62,11 @@ void run()
     EXPECT(space.evict(BASE) && space.where(BASE) == SVMCORE_CPU && !space.evict(BASE + 8 * MIB));
     space.prefetch(BASE + 8 * MIB, 2 * MIB, space.info().gpu_id[0]);
     EXPECT(space.where(BASE + 9 * MIB) == SVMCORE_GPU(0));
+    space.advise(BASE + 8 * MIB, MIB, "preferred_location", space.info().gpu_id[0]);
+    EXPECT(space.get_attr(BASE + 8 * MIB, MIB, {{SVMCORE_ATTR_PREFERRED_LOC, 0}})[0].value ==
+           space.info().gpu_id[0]);
+    EXPECT(code_of([&] { space.advise(BASE, MIB, "kindly"); }) == -SVMCORE_EINVAL);
+    EXPECT(code_of([&] { Space("gpu-80g", "uvm").set_attr(BASE, MIB, {}); }) == -SVMCORE_EOPNOTSUPP);
     space.protect(BASE, MIB, SVMCORE_PROT_READ);
     space.step(space.now() + 10000000);
     fatal = space.access(BASE, 4096, SVMCORE_GPU(0), SVMCORE_WRITE);

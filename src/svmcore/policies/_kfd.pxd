@@ -9,7 +9,7 @@ Invariant: pages in GPU memory belong to the object that their range holds.
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from .._evict cimport evict_t
-from .._faults cimport MAX_GPUS, engine_t
+from .._faults cimport MAX_GPUS, REASON_DUPLICATE, REASON_OK, engine_t
 from .._process cimport Process, arrival_t, node_t, touch_t
 from .._ranges cimport ranges_t
 from .._types cimport outcome_t, record_t
@@ -18,6 +18,13 @@ from .._types cimport outcome_t, record_t
 cdef enum:
     BEST_BY_ACTUAL = 254   # follows the pages: where they are if the GPU reaches it
     BEST_NONE = 255        # no access
+
+cdef enum process_state:
+    STATE_RUNNING
+    STATE_NO_PROCESS
+    STATE_NO_NODE
+    STATE_MM_GONE
+    STATE_DRAINING
 
 # One interned set of attributes; ranges with equal attributes share it.
 cdef struct attrs_t:
@@ -228,8 +235,20 @@ cdef int kfd_munmap(kfd_t* p, uint64_t first, uint64_t last) noexcept nogil
 # node: the tree's range at the page where the caller knows it, else 0.
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil
-cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
-                      uint32_t node, fault_t* out) noexcept nogil
+
+cdef inline void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
+                             uint32_t node, fault_t* out) noexcept nogil:
+    """One delivery, counted and costed; a dropped one costs the driver nothing worth a number."""
+    kfd_fault(p, <int>gpu, page, write, ts, node, out)
+    if out.reason == REASON_DUPLICATE:
+        p.engine.processors[1 + gpu].duplicates += 1
+        return
+    p.engine.cost_ns += p.engine.costs.fault_ns
+    if out.reason == REASON_OK:
+        p.engine.processors[1 + gpu].faults += 1
+    if out.ret:
+        p.engine.processors[1 + gpu].fatal += 1
+
 # The same, told as touches are; nothing steps.
 cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
                             touch_t* out) noexcept nogil
@@ -259,7 +278,27 @@ cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_
                        uint32_t by, outcome_t* out) noexcept nogil
 # Object number i has come, with its size and GPU: enter it into the order of eviction.
 cdef void kfd_take_bo(kfd_t* p, uint32_t number) noexcept nogil
-# Decide once, before faults and touches, whether they may take the short way.
+cdef inline void kfd_mode_of(kfd_t* p, uint32_t processor) noexcept nogil:
+    """Decide, before a fault or touch of one processor, whether it may take the short way.
+
+    Is nothing set that the short way leaves out? What may change while faults are served
+    (pending work, time stamps, stopped queues) is asked for each of them.
+    """
+    p.plain = (
+        p.xnack
+        and p.state == STATE_RUNNING
+        and p.rules.window_migration
+        and p.rules.mapped_per_gpu
+        and p.order == NULL
+        and p.engine.costs.map_ns == 0
+        and not p.engine.recording
+        and (p.fail_vram | p.fail_limit | p.fail_copy | p.fail_hmm) == 0
+    )
+    p.plain_gpus = 0
+    if p.plain and processor and p.checkpoint_ts[processor - 1] == 0:
+        p.plain_gpus = p.supported & <uint64_t>1 << (processor - 1)
+
+# The same for records of every GPU.
 cdef void kfd_mode(kfd_t* p) noexcept nogil
 cdef int kfd_run_deferred(kfd_t* p) noexcept nogil
 

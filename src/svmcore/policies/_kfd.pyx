@@ -98,6 +98,7 @@ from .._ranges cimport (
     ranges_new,
     ranges_next,
     ranges_rollback,
+    ranges_value,
     ranges_values_many,
     ranges_work,
     ranges_work_t,
@@ -193,13 +194,6 @@ cdef struct short_t:
     uint64_t last
     uint32_t moved         # pages
     uint8_t best           # processor code
-
-cdef enum process_state:
-    STATE_RUNNING
-    STATE_NO_PROCESS
-    STATE_NO_NODE
-    STATE_MM_GONE
-    STATE_DRAINING
 
 # A mapping's code in the map of VMAs: 1 + (protection | kind << 2).
 cdef enum vma_bits:
@@ -1171,20 +1165,6 @@ cdef bint hits_span(const span_t* spans, uint32_t n, uint64_t* first, uint64_t* 
     return False
 
 
-cdef void kfd_deliver(kfd_t* p, uint32_t gpu, uint64_t page, bint write, uint64_t ts,
-                      uint32_t node, fault_t* out) noexcept nogil:
-    """One delivery, counted and costed; a dropped one costs the driver nothing worth a number."""
-    kfd_fault(p, <int>gpu, page, write, ts, node, out)
-    if out.reason == REASON_DUPLICATE:
-        p.engine.processors[1 + gpu].duplicates += 1
-        return
-    p.engine.cost_ns += p.engine.costs.fault_ns
-    if out.reason == REASON_OK:
-        p.engine.processors[1 + gpu].faults += 1
-    if out.ret:
-        p.engine.processors[1 + gpu].fatal += 1
-
-
 cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
                             touch_t* out) noexcept nogil:
     """One delivery, told as touches are."""
@@ -1243,17 +1223,15 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
     """The tree's range at the page; False without one. The last one found is tried first."""
-    cdef range_entry_t e
     cdef range_t* r = p.ranges + p.near_node
     if p.near_version == p.tree_version and r.start <= page <= r.last:
         node[0] = p.near_node
         return True
-    ranges_find(p.tree, page, &e)
-    node[0] = e.value
-    if e.value:
-        p.near_node = e.value
+    node[0] = ranges_value(p.tree, page)
+    if node[0]:
+        p.near_node = node[0]
         p.near_version = p.tree_version
-    return e.value != 0
+    return node[0] != 0
 
 
 cdef uint32_t create_unregistered(kfd_t* p, uint32_t gpu, uint64_t page, bint write,
@@ -1329,26 +1307,14 @@ cdef int fault_end(fault_t* out, int ret, uint8_t reason, bint counted) noexcept
 
 
 cdef void kfd_mode(kfd_t* p) noexcept nogil:
-    """Is nothing set that the short way leaves out? What may change while faults are
-    served (pending work, time stamps, stopped queues) is asked for each of them."""
+    """For every GPU: a replay's records come from all."""
+    cdef uint64_t gpus = 0
     cdef uint32_t gpu
-    p.plain = (
-        p.xnack
-        and p.state == STATE_RUNNING
-        and p.rules.window_migration
-        and p.rules.mapped_per_gpu
-        and p.order == NULL
-        and p.engine.costs.map_ns == 0
-        and not p.engine.recording
-        and p.fail_vram == 0
-        and p.fail_limit == 0
-        and p.fail_copy == 0
-        and p.fail_hmm == 0
-    )
-    p.plain_gpus = 0
+    p.plain = False
     for gpu in range(p.ngpus):
-        if p.plain and p.gpus[gpu].svm and p.checkpoint_ts[gpu] == 0:
-            p.plain_gpus |= <uint64_t>1 << gpu
+        kfd_mode_of(p, 1 + gpu)
+        gpus |= p.plain_gpus
+    p.plain_gpus = gpus
 
 
 cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page,
@@ -2710,14 +2676,14 @@ cdef int kfd_advise(void* state, const record_t* record) noexcept nogil:
 cdef void ops_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
                     uint32_t access, touch_t* out) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
-    kfd_mode(p)
+    kfd_mode_of(p, processor)
     kfd_access(p, processor, first, last, 1 <= access <= 2, 0, out)
 
 
 cdef void ops_deliver(void* state, const arrival_t* faults, uint32_t n,
                       touch_t* out) noexcept nogil:
     cdef kfd_t* p = <kfd_t*>state
-    kfd_mode(p)
+    kfd_mode_of(p, faults.processor)
     kfd_deliver_touch(p, faults, 0, out)
 
 
@@ -2733,6 +2699,14 @@ cdef void ops_step(void* state) noexcept nogil:
     kfd_step(<kfd_t*>state)
 
 
+cdef uint64_t ops_due(void* state) noexcept nogil:
+    """Deferred work at once, the restore work at its time."""
+    cdef kfd_t* p = <kfd_t*>state
+    if p.ndeferred:
+        return p.engine.now
+    return p.restore_ns if p.restore_pending else <uint64_t>0xffffffffffffffffU
+
+
 cdef ops_t OPS
 OPS.batch = 1
 OPS.touch = ops_touch
@@ -2741,6 +2715,7 @@ OPS.map = ops_map
 OPS.unmap = ops_unmap
 OPS.advise = kfd_advise
 OPS.step = ops_step
+OPS.due = ops_due
 
 
 @cython.no_gc_clear  # __dealloc__ still needs the node when a cycle is collected
@@ -3108,9 +3083,7 @@ cdef class KfdProcess(Process):
     @property
     def next_event_ns(self):
         """Time of the next pending work, None without any."""
-        if self.p.ndeferred:
-            return self.p.engine.now
-        return self.p.restore_ns if self.p.restore_pending else None
+        return ops_due(self.p) if self.p.ndeferred or self.p.restore_pending else None
 
     @property
     def nbytes(self):

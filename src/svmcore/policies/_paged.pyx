@@ -1189,6 +1189,7 @@ cdef void paged_step(void* state) noexcept nogil:
 
 cdef ops_t OPS
 OPS.batch = 1
+OPS.python = True
 OPS.touch = paged_touch
 OPS.deliver = paged_deliver
 OPS.map = paged_map

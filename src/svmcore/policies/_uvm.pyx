@@ -3401,6 +3401,36 @@ cdef void ops_step(void* state) noexcept nogil:
     uvm_step(<uvm_t*>state)
 
 
+cdef uint64_t uvm_due(void* state) noexcept nogil:
+    """When pinned pages are released next."""
+    cdef uvm_t* p = <uvm_t*>state
+    if not p.timer:
+        return <uint64_t>0xffffffffffffffffU
+    return p.timer if p.timer > p.engine.now else p.engine.now
+
+
+cdef int uvm_where(void* state, uint64_t page) noexcept nogil:
+    """Processor with a copy of a page, the lowest of several."""
+    cdef uvm_t* p = <uvm_t*>state
+    cdef uint32_t number = uvm_range_at(p, page), block
+    cdef uint64_t holders = 0
+    block = uvm_block_at(p, number, page // BLOCK) if number else 0
+    if block:
+        holders = holders_of(p, block, page % BLOCK)
+    return <int>ctz64(holders) if holders else -1
+
+
+cdef bint uvm_window(void* state, uint64_t page, uint64_t* first, uint64_t* last) noexcept nogil:
+    """The block at a page."""
+    cdef uvm_t* p = <uvm_t*>state
+    cdef uint64_t base = page // BLOCK * BLOCK
+    if not uvm_range_at(p, page):
+        return False
+    first[0] = base if base > p.near_first else p.near_first
+    last[0] = base + BLOCK - 1 if base + BLOCK - 1 < p.near_last else p.near_last
+    return True
+
+
 cdef ops_t OPS
 OPS.batch = MAX_BATCH
 OPS.touch = uvm_touch
@@ -3409,6 +3439,9 @@ OPS.map = ops_map
 OPS.unmap = ops_unmap
 OPS.advise = uvm_advise
 OPS.step = ops_step
+OPS.due = uvm_due
+OPS.where = uvm_where
+OPS.window = uvm_window
 
 
 # ---- Python face ------------------------------------------------------------------------
@@ -3718,10 +3751,10 @@ cdef class UvmProcess(Process):
 
     def block(self, page):
         """Pages (first, last) of the block at a page, ``None`` outside managed memory."""
-        if not uvm_range_at(self.p, page):
+        cdef uint64_t first, last
+        if not uvm_window(self.p, page, &first, &last):
             return None
-        base = page // BLOCK * BLOCK
-        return max(base, self.p.near_first), min(base + BLOCK - 1, self.p.near_last)
+        return first, last
 
     def evict(self, page):
         """Memory pressure takes the chunk under a page; -ENOENT without one."""
@@ -3732,9 +3765,7 @@ cdef class UvmProcess(Process):
     @property
     def next_event_ns(self):
         """When pinned pages are released next, ``None`` without any."""
-        if not self.p.timer:
-            return None
-        return max(self.p.timer, self.p.engine.now)
+        return uvm_due(self.p) if self.p.timer else None
 
     @property
     def nbytes(self):
@@ -3787,8 +3818,7 @@ cdef class UvmProcess(Process):
 
     def where(self, page):
         """Processor with a copy of a page, the lowest of several; -1 when it is nowhere."""
-        mask = self.copies(page)
-        return (mask & -mask).bit_length() - 1
+        return uvm_where(self.p, page)
 
     def mapped(self, gpu, page, write=False):
         """Whether the GPU of this index maps the page, and may write it."""

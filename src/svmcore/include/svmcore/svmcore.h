@@ -50,6 +50,17 @@
  *     One thread at a time uses a space, and the spaces of one node; a second one
  *     gets -SVMCORE_EBUSY and does not wait. Independent spaces run side by side.
  *     A space that Python code holds too must not be used from there meanwhile.
+ *
+ * Policies
+ *     Every policy whose process derives from svmcore._process.Process is served; others
+ *     give -SVMCORE_EOPNOTSUPP at from_object and create. What holds for "kfd" alone:
+ *       set_attr, get_attr   its ioctl; -SVMCORE_EOPNOTSUPP with another policy, which takes
+ *                            advise and prefetch
+ *       map                  other than anonymous, read and write: other policies take the GIL
+ *                            and may refuse the kind ("uvm" knows anonymous memory only)
+ *       fault                vram_fallback and unregistered are 0 with another policy; the
+ *                            window of "uvm" is the fault's block
+ *       events               "uvm" tells moves and evictions, its page tables stay untold
  */
 #ifndef SVMCORE_SVMCORE_H
 #define SVMCORE_SVMCORE_H
@@ -81,9 +92,11 @@ extern "C" {
 #define SVMCORE_NOWHERE 255
 #define SVMCORE_MAX_GPUS 64
 
-/* Locations of attributes are KFD values: a GPU's id (see info) or one of these. */
+/* Locations are KFD values, whatever the policy: a GPU's id (see info) or one of these. */
 #define SVMCORE_LOCATION_SYSTEM 0u
 #define SVMCORE_LOCATION_UNDEFINED 0xffffffffu
+/* advise(): for a word that takes no location. */
+#define SVMCORE_LOCATION_NONE 0xfffffffeu
 
 enum svmcore_errno {
     SVMCORE_EPERM = 1,
@@ -201,7 +214,8 @@ typedef struct svmcore_fault {
     /* answer */
     uint64_t ready_ns;
     uint64_t took_ns;
-    uint64_t window_addr;    /* what the fault restored; 0, 0 when it was not decided */
+    uint64_t window_addr;    /* what the fault restored; 0, 0 when it was not decided, or
+                                the policy has no windows */
     uint64_t window_bytes;
     uint64_t moved_bytes;
     int32_t code;            /* 0 (also when dropped) or the driver's negative errno */
@@ -227,7 +241,9 @@ enum svmcore_trigger {
     SVMCORE_TRIGGER_PREFETCH = 0,
     SVMCORE_TRIGGER_GPU_FAULT = 1,
     SVMCORE_TRIGGER_CPU_FAULT = 2,
-    SVMCORE_TRIGGER_EVICTION = 3
+    SVMCORE_TRIGGER_EVICTION = 3,
+    SVMCORE_TRIGGER_PREFETCHER = 4, /* uvm: pages that the driver adds to those that faulted */
+    SVMCORE_TRIGGER_ADVICE = 5      /* uvm: advice moved them */
 };
 
 enum svmcore_unmap {
@@ -368,6 +384,12 @@ typedef struct svmcore_api {
     int (*last_error)(svmcore_space *space, char *text, uint64_t bytes);
     /* Word of a svmcore_reason; NULL for an unknown number. */
     const char *(*reason_name)(uint32_t reason);
+
+    /* GIL. Advice by a neutral word of Space.advise ("preferred_location", "read_mostly", ...),
+       for every policy. `location` for the words that take one, else SVMCORE_LOCATION_NONE; the
+       words with a number are KFD's and go through set_attr. */
+    int (*advise)(svmcore_space *space, uint64_t addr, uint64_t bytes, const char *advice,
+                  uint32_t location, uint64_t t_ns);
 } svmcore_api_t;
 
 #ifndef SVMCORE_NO_PYTHON

@@ -129,7 +129,7 @@ public:
         svmcore_space *made = nullptr;
         int code = api().from_object(object, &made);
         if (code)
-            throw error(code, "expected a svmcore.Space with a compiled policy");
+            throw error(code, "expected a svmcore.Space whose process derives from Process");
         return Space(made);
     }
 
@@ -187,6 +187,11 @@ public:
     void prefetch(uint64_t addr, uint64_t bytes, uint32_t location, uint64_t t_ns = SVMCORE_NOW)
     {
         check(api().prefetch(space_, addr, bytes, location, t_ns));
+    }
+    void advise(uint64_t addr, uint64_t bytes, const std::string &advice,
+                uint32_t location = SVMCORE_LOCATION_NONE, uint64_t t_ns = SVMCORE_NOW)
+    {
+        check(api().advise(space_, addr, bytes, advice.c_str(), location, t_ns));
     }
 
     svmcore_access_t access(uint64_t addr, uint64_t bytes, uint8_t by, uint16_t flags = 0,
