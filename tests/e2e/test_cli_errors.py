@@ -15,7 +15,12 @@ from svmcore import cli
 from svmcore.cli import common
 
 FULL = Path("/dev/full")
-LISTED = "access-list, arrow, csv, hsa-svm-profile, kfd-smi, npy, parquet, uvm-log, workload-csv"
+LISTED = (
+    "accel-sim, access-list, akita, arrow, chunk-trace, csv, ftrace, hsa-svm-profile, kfd-smi, "
+    "lackey, libcachesim-csv, npy, nsys, oracle-general, oracle-general-opns, parquet, perf- "
+    "script, rocpd, rocprofiler-json, uvm-binary, uvm-log, uvm-tools-v1, uvm-tools-v2, "
+    "workload-csv"
+)
 
 
 def refused(*args, cwd=None, status=2):

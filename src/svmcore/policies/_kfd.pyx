@@ -1196,8 +1196,9 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
     else:
         memset(a.nodes, 0, n * sizeof(uint32_t))
     if p.live_ranges < (CACHED_FAULTS if faults else CACHED_TOUCHES):
-        for i in range(n):
-            a.blocks[i] = find_block(r, pages[i] >> 9)
+        if faults:
+            for i in range(n):
+                a.blocks[i] = find_block(r, pages[i] >> 9)
         return
     # Each step asks for what the next one reads: directory, header, lines. One step after the
     # other for all records is faster than steps of several groups by turns.
