@@ -17,8 +17,8 @@ from svmcore.cli import common
 FULL = Path("/dev/full")
 LISTED = (
     "accel-sim, access-list, akita, arrow, chunk-trace, csv, ftrace, hsa-svm-profile, kfd-smi, "
-    "lackey, libcachesim-csv, npy, nsys, oracle-general, oracle-general-opns, parquet, perf- "
-    "script, rocpd, rocprofiler-json, uvm-binary, uvm-log, uvm-tools-v1, uvm-tools-v2, "
+    "lackey, libcachesim-csv, npy, nsys, oracle-general, oracle-general-opns, parquet, "
+    "perf-script, rocpd, rocprofiler-json, uvm-binary, uvm-log, uvm-tools-v1, uvm-tools-v2, "
     "workload-csv"
 )
 
