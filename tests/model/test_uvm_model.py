@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from choices import Choice, DrawnChoice, RandomChoice
+from svmcore._evict import ORDERS
 from svmcore._process import Node
 from svmcore.machine import Costs, Gpu
 from svmcore.policies._uvm import UvmProcess
@@ -95,6 +96,8 @@ def rules_of(c: Choice) -> Uvm:
         remote_atomics=c.pick((False, True)),
         access_counters=c.pick((False, False, True)),
         pma_batch_order=c.pick((6, 0, 1)),
+        eviction=c.pick(("driver", "driver", *ORDERS)),
+        seed=c.number(0, 3),
     )
 
 

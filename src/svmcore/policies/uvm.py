@@ -34,6 +34,7 @@ _BOUNDS = {
     "max_resets": (0, 1 << 31),
     "lapse_votes": (1, 1 << 31),
     "pma_batch_order": (0, 20),
+    "seed": (0, (1 << 64) - 1),
 }
 
 
@@ -80,7 +81,11 @@ class Uvm(Policy):
     pma_batch_order : int
         ``uvm_perf_pma_batch_nonpinned_order``: 2 MiB chunks taken at once, log2.
     eviction : str
-        ``driver``: the driver's own lists.
+        Which used chunk goes first from a full GPU: ``driver``, its own list; ``fifo``,
+        ``lru``, ``mru``, ``lfu``, ``random`` or ``second_chance``, whose uses are touches,
+        those without a fault too. They go the long way and are slower to compute.
+    seed : int
+        Of ``random``.
 
     Source
     ------
@@ -122,8 +127,11 @@ class Uvm(Policy):
     access_counters: bool = False
     pma_batch_order: int = 6
     eviction: str = "driver"
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        from .._evict import ORDERS
+
         version = self.driver.split(".")
         if not all(part.isdigit() for part in version) or int(version[0]) < 515:
             raise InvalidArgumentError(
@@ -132,7 +140,7 @@ class Uvm(Policy):
         for name, known in (
             ("adaptive_lapse", _LAPSES),
             ("replay_policy", REPLAY_POLICIES),
-            ("eviction", ("driver",)),
+            ("eviction", ("driver", *ORDERS)),
         ):
             if getattr(self, name) not in known:
                 raise InvalidArgumentError(
