@@ -760,6 +760,7 @@ class UvmReference:
         self.new: list[Root] = []  # taken by the present operation: no victims
         self.now = self.cost = self.moved = 0
         self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
+        self.evict_ns = self.map_ns = 0
         self.move_ns, self.move_page_ns = 10_000.0, 0.0
         self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
         self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
@@ -770,7 +771,9 @@ class UvmReference:
 
     def set_costs(self, costs: Costs) -> None:
         """Take the cost constants of a machine."""
+        self.batch_ns, self.fault_ns = int(costs.fault_batch_ns), int(costs.fault_in_batch_ns)
         self.unmap_ns = int(costs.unmap_ns)
+        self.evict_ns, self.map_ns = int(costs.evict_ns), int(costs.map_ns)
         self.move_ns, self.move_page_ns = (
             costs.migrate_latency_ns,
             4096e9 / costs.migrate_bytes_per_s,
@@ -1084,6 +1087,7 @@ class UvmReference:
         """All pages of the chunk go to the CPU, whoever else has copies; the chunk is free."""
         self.enlist(root, None)
         self.count["evictions"] += 1
+        self.cost += self.evict_ns
         self.outcome.bo_evict.append((self.gpus[root.gpu - 1].id, BLOCK))
         owners = list(root.owners())
         by_block: dict[int, tuple[Block, int]] = {}
@@ -1329,6 +1333,7 @@ class UvmReference:
                 if other:
                     mapped |= self.map(block, p, page, other) << p
         self.count["maps"] += mapped.bit_count()
+        self.cost += self.map_ns * mapped.bit_count()
 
     def unrevoked(self, block: Block, processor: int, page: int) -> int:
         """The most that a processor can get without taking rights from another."""
@@ -1362,6 +1367,7 @@ class UvmReference:
                 self.map(block, processor, page, level)
                 mapped = True
         self.count["maps"] += mapped
+        self.cost += self.map_ns * mapped
 
     def map_accessors(self, block: Block, pages: int) -> None:
         """Processors of accessed_by are mapped again."""

@@ -30,6 +30,8 @@ POLICIES = [
     "kfd(kernel=6.1, granularity=0)",
     "kfd(evict_on_full=off)",
     "kfd(xnack=off)",
+    "uvm",
+    "uvm(eviction=lfu, pma_batch_order=0, outstanding=7)",
 ]
 CUTS = 200
 ADDR = 0x7F00_0000_0000

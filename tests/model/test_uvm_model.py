@@ -114,7 +114,14 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
-        self.costs = Costs() if c.number(0, 3) else Costs(unmap_ns=0, migrate_latency_ns=0)
+        self.costs = c.pick(
+            (
+                Costs(),
+                Costs(),
+                Costs(unmap_ns=0, migrate_latency_ns=0),
+                Costs(fault_batch_ns=3_000, fault_in_batch_ns=70, evict_ns=900, map_ns=11),
+            )
+        )
         memory, node = Memory(), Node()
         processes = c.pick((1, 1, 2))
         self.references = [UvmReference(self.gpus, self.rules, memory) for _ in range(processes)]

@@ -224,8 +224,6 @@ cdef struct uvm_t:
     bint home_only
     bint remote_atomics
     bint access_counters
-    uint64_t batch_ns
-    uint64_t fault_ns
     # scratch of one operation
     uint64_t targets[64][8]
     group_t* chunk           # MOST_BATCH of them

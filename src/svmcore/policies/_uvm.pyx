@@ -499,6 +499,15 @@ cdef inline void settle(uvm_t* p) noexcept nogil:
     p.engine.cost_ns = 0
 
 
+cdef inline void pay_batch(uvm_t* p, uint32_t faults) noexcept nogil:
+    p.engine.cost_ns += p.engine.costs.batch_ns + p.engine.costs.in_batch_ns * faults
+
+
+cdef inline void count_maps(uvm_t* p, uint32_t spans) noexcept nogil:
+    p.engine.counters.maps += spans
+    p.engine.cost_ns += p.engine.costs.map_ns * spans
+
+
 cdef uint64_t holders_of(uvm_t* p, uint32_t block, uint32_t page) noexcept nogil:
     """Processors with a copy of a page."""
     cdef uint32_t number = block_no(p, block).place
@@ -1349,6 +1358,7 @@ cdef void evict_root(uvm_t* p, uint32_t number) noexcept nogil:
     cdef place_t* place
     enlist(p, number, ON_NO_LIST)
     p.engine.counters.evictions += 1
+    p.engine.cost_ns += p.engine.costs.evict_ns
     engine_log(p.engine, EVENT_EVICT_OBJECT, BLOCK, 0, <uint8_t>gpu, 0, 0, p.gpus[gpu].id)
     block = root.block
     if block:
@@ -1809,7 +1819,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
                                             page)
                     users &= users - 1
             page += 1
-    p.engine.counters.maps += popcount64(mapped)
+    count_maps(p, popcount64(mapped))
 
 
 cdef inline uint32_t user_level(uvm_t* p, const range_t* r, uint32_t level, uint32_t requester,
@@ -1900,7 +1910,7 @@ cdef void map_unrevoked(uvm_t* p, uint32_t block, uint32_t processor,
             put(one, page)
             more |= map_pages(place, one, level)
         page += 1
-    p.engine.counters.maps += more
+    count_maps(p, more)
 
 
 cdef void map_accessors(uvm_t* p, uint32_t block, const uint64_t* pages) noexcept nogil:
@@ -2218,7 +2228,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
     cdef place_t* place
     cdef ended_t ended
     p.counters.batches += 1
-    p.engine.cost_ns += p.batch_ns + p.fault_ns * n
+    pay_batch(p, n)
     for i in range(n):
         # Arrivals name no uTLB: a GPU counts as one.
         entering[i].page = faults[i].page
@@ -2431,7 +2441,7 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         for i in range(groups):
             count += count_of(waiting[i].pages)
         p.counters.batches += 1
-        p.engine.cost_ns += p.batch_ns + p.fault_ns * count
+        pay_batch(p, count)
         for i in range(groups):
             copy_to(q.pages, waiting[i].pages)
             ask_level(&q, level)
@@ -2531,7 +2541,7 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         uvm_step(p)
         at = block_no(p, p.chunk[0].block).frame * BLOCK + first_of(p.chunk[0].pages)
         tries = tries + 1 if page == at else 1
-        p.engine.cost_ns += p.batch_ns + p.fault_ns
+        pay_batch(p, 1)
         copy_to(q.pages, p.chunk[0].pages)
         ask_level(&q, level)
         ended = serve_block(p, p.chunk[0].block, 0, &q, &met)
@@ -2623,7 +2633,7 @@ cdef bint service_short(uvm_t* p, uint32_t block, uint32_t requester, uint32_t p
     if requester == 0 and prot == RW:
         prot = RWA
     if not mine.tables[prot - 1][w] & bit:
-        p.engine.counters.maps += 1
+        count_maps(p, 1)
     for i in range(prot):
         mine.tables[i][w] |= bit
     if target:
@@ -2659,7 +2669,7 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
             p.counters.batches += 1
             p.counters.services += 1
             p.counters.replays += 1
-            p.engine.cost_ns += p.batch_ns + p.fault_ns
+            pay_batch(p, 1)
             out.faults = 1
             here = out.best == processor
         else:
@@ -3631,8 +3641,8 @@ cdef class UvmProcess(Process):
             p.order = evict_new(order_of(rules.eviction), rules.seed)
             if p.order == NULL:
                 raise OutOfMemoryError("no memory for an order of eviction")
-        p.batch_ns = 20_000
-        p.fault_ns = 500
+        p.engine.costs.batch_ns = 20_000  # until the machine's are set
+        p.engine.costs.in_batch_ns = 500
         self.state = p
         self.ops = &OPS
         self.engine = p.engine

@@ -101,6 +101,24 @@ class Uvm(Policy):
         "discard",
     )
 
+    # A fault is always one of a batch.
+    costs_used: ClassVar[tuple[str, ...]] = (
+        "fault_batch_ns",
+        "fault_in_batch_ns",
+        "unmap_ns",
+        "migrate_latency_ns",
+        "migrate_bytes_per_s",
+        "to_device_curve",
+        "to_host_curve",
+        "peer_latency_ns",
+        "peer_bytes_per_s",
+        "peer_curve",
+        "remote_access_ns",
+        "remote_bytes_per_s",
+        "evict_ns",
+        "map_ns",
+    )
+
     driver: str = "595"
     adaptive_lapse: str = "default"
     pad_quirk: bool | None = None
