@@ -36,9 +36,7 @@ def process(capacity: int, word: str, kind: Any = UvmProcess, **more: Any) -> An
 
 def misses(p: Any, blocks: list[int], pages: int = 1) -> int:
     """Touches of blocks that were not all there."""
-    return sum(
-        p.access(1, block * BLOCK, block * BLOCK + pages - 1, 0)[2] > 0 for block in blocks
-    )
+    return sum(p.access(1, block * BLOCK, block * BLOCK + pages - 1, 0)[2] > 0 for block in blocks)
 
 
 def textbook(word: str, capacity: int, blocks: list[int]) -> int:
