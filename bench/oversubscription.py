@@ -29,6 +29,7 @@ VARIANTS = (
     "kfd(eviction=lru)",
     "always_migrate(eviction=mru)",
     "always_migrate(eviction=random)",
+    "uvm(eviction=lru)",
 )
 #: They do what always_migrate does, on one GPU and without advice.
 ALIKE = ("advised", "migrate_once_then_pin")

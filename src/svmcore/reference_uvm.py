@@ -551,6 +551,79 @@ class Root:
             yield block, page, size
 
 
+class Order:
+    """A strategy of eviction over the used chunks of each GPU."""
+
+    def __init__(self, word: str, seed: int) -> None:
+        self.word, self.random = word, seed
+        #: GPU -> [chunk, stamp, uses] in the order of the strategy's table.
+        self.rows: dict[int, list[list[Any]]] = {}
+        self.drawn: dict[int, Root] = {}
+
+    def enter(self, root: Root) -> None:
+        """The chunk is used from now on."""
+        rows = self.rows.setdefault(root.gpu, [])
+        if not any(row[0] is root for row in rows):
+            rows.append([root, root.age, int(self.word == "lfu")])
+            self.arrange(rows)
+
+    def arrange(self, rows: list[list[Any]]) -> None:
+        """The first goes first; under mru the last."""
+        if self.word in ("lru", "mru", "lfu"):
+            rows.sort(key=lambda row: (row[2], row[1]))
+
+    def use(self, root: Root, stamp: int) -> None:
+        """A touch, if the chunk is there."""
+        for row in self.rows.get(root.gpu, []):
+            if row[0] is root:
+                if self.word in ("lru", "mru", "lfu"):
+                    row[1] = stamp
+                if self.word == "lfu":
+                    row[2] += 1
+                elif self.word == "second_chance":
+                    row[2] = 1
+        self.arrange(self.rows.get(root.gpu, []))
+
+    def leave(self, root: Root) -> None:
+        """The chunk is not used any more, or new again."""
+        rows = self.rows.get(root.gpu, [])
+        at = next((i for i, row in enumerate(rows) if row[0] is root), None)
+        if at is None:
+            return
+        if self.word == "random":
+            rows[at], rows[-1] = rows[-1], rows[at]
+            at = len(rows) - 1
+        del rows[at]
+        if self.drawn.get(root.gpu) is root:
+            del self.drawn[root.gpu]
+
+    def victim(self, gpu: int) -> Root:
+        """What goes next; the same until it is used or leaves."""
+        rows = self.rows[gpu]
+        if self.word == "random":
+            if gpu not in self.drawn:
+                self.drawn[gpu] = rows[self.draw(len(rows))][0]
+            return self.drawn[gpu]
+        while self.word == "second_chance" and rows[0][2]:
+            rows[0][2] = 0
+            rows.append(rows.pop(0))
+        chosen: Root = rows[-1 if self.word == "mru" else 0][0]
+        return chosen
+
+    def draw(self, count: int) -> int:
+        """A number below *count*: the upper half of splitmix64, scaled."""
+        most = (1 << 64) - 1
+        self.random = self.random + 0x9E3779B97F4A7C15 & most
+        x = self.random
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & most
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & most
+        return ((x ^ x >> 31) >> 32) * count >> 32
+
+    def stamp(self, root: Root) -> int:
+        """When the chunk came or was used, as the strategy counts."""
+        return next(int(row[1]) for row in self.rows[root.gpu] if row[0] is root)
+
+
 @dataclass(eq=False)
 class Range:
     """Managed memory with one policy."""
@@ -679,12 +752,15 @@ class UvmReference:
         self.memory.tenants.append(self)
         self.held = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
         self.lists: dict[int, tuple[list[Root], ...]] = {g: ([], [], []) for g in self.held}
+        driver = self.rules.eviction == "driver"
+        self.order = None if driver else Order(self.rules.eviction, self.rules.seed)
         #: Cut chunks with a free slot of 64 KiB, and with free pages in a cut slot; newest last.
         self.with_whole: dict[int, list[Root]] = {g: [] for g in self.held}
         self.with_small: dict[int, list[Root]] = {g: [] for g in self.held}
         self.new: list[Root] = []  # taken by the present operation: no victims
         self.now = self.cost = self.moved = 0
         self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
+        self.evict_ns = self.map_ns = 0
         self.move_ns, self.move_page_ns = 10_000.0, 0.0
         self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
         self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
@@ -695,7 +771,9 @@ class UvmReference:
 
     def set_costs(self, costs: Costs) -> None:
         """Take the cost constants of a machine."""
+        self.batch_ns, self.fault_ns = int(costs.fault_batch_ns), int(costs.fault_in_batch_ns)
         self.unmap_ns = int(costs.unmap_ns)
+        self.evict_ns, self.map_ns = int(costs.evict_ns), int(costs.map_ns)
         self.move_ns, self.move_page_ns = (
             costs.migrate_latency_ns,
             4096e9 / costs.migrate_bytes_per_s,
@@ -852,10 +930,38 @@ class UvmReference:
         """Age of what is given up first: a free chunk, then by list."""
         if self.held[gpu]:
             return 0
+        victim = self.victim(gpu)
+        if victim is None:
+            return None
+        kind, root = victim
+        order = self.order if kind == USED else None
+        return kind << 62 | (order.stamp(root) if order else root.age)
+
+    def victim(self, gpu: int) -> tuple[int, Root] | None:
+        """The list that is not empty, and its chunk that goes first."""
         for kind, entries in enumerate(self.lists[gpu]):
             if entries:
-                return kind << 62 | entries[0].age
+                order = self.order if kind == USED else None
+                return kind, order.victim(gpu) if order else entries[0]
         return None
+
+    def use(self, block: Block, processor: int, pages: int) -> None:
+        """A touch uses the chunks under the copies that answer it: the own ones first."""
+        if self.order is None:
+            return
+        own = block.resident.get(processor, 0)
+        for gpu in sorted(block.chunks):
+            mine = block.resident.get(gpu, 0) & pages
+            if gpu != processor:
+                mine &= ~own
+            before = None
+            for page, size in block.cut():
+                if span(page, page + size) & mine:
+                    root = block.chunks[gpu][page][0]
+                    if root is not before:
+                        self.order.use(root, self.memory.sequence)
+                        self.memory.sequence += 1
+                    before = root
 
     def enlist(self, root: Root, kind: int | None) -> None:
         """Move a chunk to the tail of a list; new ones stay off the lists until they are used."""
@@ -866,6 +972,10 @@ class UvmReference:
             self.lists[root.gpu][kind].append(root)
             root.list, root.age = kind, self.memory.sequence
             self.memory.sequence += 1
+        if self.order and root.list == USED:
+            self.order.enter(root)
+        elif self.order:
+            self.order.leave(root)
 
     def take_root(self, gpu: int) -> Root:
         """A free root chunk, or NeedRoom."""
@@ -969,12 +1079,15 @@ class UvmReference:
             self.held[gpu] -= 1
             self.memory.used[gpu] -= BLOCK
         else:
-            self.evict_root(next(entries[0] for entries in self.lists[gpu] if entries))
+            victim = self.victim(gpu)
+            assert victim is not None, "the node asks for what is there"
+            self.evict_root(victim[1])
 
     def evict_root(self, root: Root) -> None:
         """All pages of the chunk go to the CPU, whoever else has copies; the chunk is free."""
         self.enlist(root, None)
         self.count["evictions"] += 1
+        self.cost += self.evict_ns
         self.outcome.bo_evict.append((self.gpus[root.gpu - 1].id, BLOCK))
         owners = list(root.owners())
         by_block: dict[int, tuple[Block, int]] = {}
@@ -1220,6 +1333,7 @@ class UvmReference:
                 if other:
                     mapped |= self.map(block, p, page, other) << p
         self.count["maps"] += mapped.bit_count()
+        self.cost += self.map_ns * mapped.bit_count()
 
     def unrevoked(self, block: Block, processor: int, page: int) -> int:
         """The most that a processor can get without taking rights from another."""
@@ -1253,6 +1367,7 @@ class UvmReference:
                 self.map(block, processor, page, level)
                 mapped = True
         self.count["maps"] += mapped
+        self.cost += self.map_ns * mapped
 
     def map_accessors(self, block: Block, pages: int) -> None:
         """Processors of accessed_by are mapped again."""
@@ -1395,6 +1510,8 @@ class UvmReference:
                 if block.protection(processor, page) >= NEEDED[mask.bit_length() - 1]
             }
             done = self.operation(partial(self.service_block, block, processor, pages))
+            if done is not None:
+                self.use(block, processor, done[0])
             self.count["replays"] += self.rules.replay_policy == "block"
             for page, i in who.items():
                 if done is None:
@@ -1412,6 +1529,8 @@ class UvmReference:
         """Mapped pages answer a touch."""
         here = (pages & block.resident.get(processor, 0)).bit_count()
         self.remote += pages.bit_count() - here
+        if pages:
+            self.use(block, processor, pages)
 
     def access(
         self, processor: int, first: int, last: int, access: int
@@ -1891,6 +2010,7 @@ class UvmReference:
                 ]
                 for gpu in self.held
             },
+            "order": self.order_state() if self.order else (),
             "held": dict(self.held),
             "queue": [
                 (deadline, where[block], page) for deadline, block, page in self.thrash.queue
@@ -1899,6 +2019,19 @@ class UvmReference:
             "count": dict(self.count),
             "used": {gpu: self.memory.used.get(gpu, 0) for gpu in self.held},
         }
+
+    def order_state(self) -> tuple[Any, ...]:
+        """The strategy's order, what it has drawn, its generator."""
+        assert self.order is not None
+        rows = {
+            gpu: [
+                (self.root_key(root), stamp, uses)
+                for root, stamp, uses in self.order.rows.get(gpu, [])
+            ]
+            for gpu in self.held
+        }
+        drawn = {gpu: self.root_key(root) for gpu, root in self.order.drawn.items()}
+        return rows, drawn, self.order.random
 
     @staticmethod
     def root_key(root: Root) -> tuple[Any, ...]:

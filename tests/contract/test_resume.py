@@ -30,6 +30,8 @@ POLICIES = [
     "kfd(kernel=6.1, granularity=0)",
     "kfd(evict_on_full=off)",
     "kfd(xnack=off)",
+    "uvm",
+    "uvm(eviction=lfu, pma_batch_order=0, outstanding=7)",
 ]
 CUTS = 200
 ADDR = 0x7F00_0000_0000
@@ -104,7 +106,9 @@ def test_cut_anywhere_and_resumed(tmp_path: Path, policy: str, monkeypatch: Any)
         if number % 20 == 0:
             options = {
                 "by": rnd.choice(("gpu0", "gpu1", "cpu")),
-                "raw_faults": rnd.random() < 0.3,
+                # A driver that takes faults by batches takes those in a row together: a cut
+                # among them makes two arrivals of one, and the result may differ.
+                "raw_faults": rnd.random() < 0.3 and not policy.startswith("uvm"),
                 "chunk": rnd.choice((7, 100, 1 << 16)),
             }
             kind = rnd.choice((Kind.ACCESS, Kind.ACCESS, Kind.FAULT))

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from choices import Choice, DrawnChoice, RandomChoice
+from svmcore._evict import ORDERS
 from svmcore._process import Node
 from svmcore.machine import Costs, Gpu
 from svmcore.policies._uvm import UvmProcess
@@ -95,6 +96,8 @@ def rules_of(c: Choice) -> Uvm:
         remote_atomics=c.pick((False, True)),
         access_counters=c.pick((False, False, True)),
         pma_batch_order=c.pick((6, 0, 1)),
+        eviction=c.pick(("driver", "driver", *ORDERS)),
+        seed=c.number(0, 3),
     )
 
 
@@ -111,7 +114,14 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
-        self.costs = Costs() if c.number(0, 3) else Costs(unmap_ns=0, migrate_latency_ns=0)
+        self.costs = c.pick(
+            (
+                Costs(),
+                Costs(),
+                Costs(unmap_ns=0, migrate_latency_ns=0),
+                Costs(fault_batch_ns=3_000, fault_in_batch_ns=70, evict_ns=900, map_ns=11),
+            )
+        )
         memory, node = Memory(), Node()
         processes = c.pick((1, 1, 2))
         self.references = [UvmReference(self.gpus, self.rules, memory) for _ in range(processes)]

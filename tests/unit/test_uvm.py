@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svmcore import Gpu, Machine, Space, System
+from svmcore._evict import ORDERS
 from svmcore.conformance import run_file
 from svmcore.errors import InvalidArgumentError, NotSupportedError, StateFileError, SvmError
 from svmcore.machine import Costs
@@ -344,8 +345,9 @@ PATTERNS = ("sweep", "cyclic", "random", "two processors", "one touch", "prefetc
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_a_full_device_always_terminates(pattern: str, blocks: int) -> None:
-    p = process({}, {}, pages=blocks * BLOCK + 17)
+@pytest.mark.parametrize("eviction", ["driver", *ORDERS])
+def test_a_full_device_always_terminates(pattern: str, blocks: int, eviction: str) -> None:
+    p = process({}, {}, pages=blocks * BLOCK + 17, eviction=eviction)
     rng = random.Random(5)
     for turn in range(60):
         page = {"sweep": turn * 97, "cyclic": turn % 5 * BLOCK}.get(pattern)

@@ -10,6 +10,7 @@ write it. Invariant: every block has a place of the CPU, so that eviction finds 
 """
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from .._evict cimport evict_t
 from .._faults cimport engine_t
 from .._process cimport Process, node_t
 from .._ranges cimport ranges_t
@@ -188,6 +189,7 @@ cdef struct uvm_t:
     uint64_t reaching[64]
     uint64_t memory
     gpu_t gpus[64]           # by processor; [0] unused
+    evict_t* order           # of used root chunks; NULL for the driver's own
     uint32_t new_first       # root chunks of the present operation
     uint32_t new_last
     uint32_t full            # GPU that had no room; 0 none
@@ -222,8 +224,6 @@ cdef struct uvm_t:
     bint home_only
     bint remote_atomics
     bint access_counters
-    uint64_t batch_ns
-    uint64_t fault_ns
     # scratch of one operation
     uint64_t targets[64][8]
     group_t* chunk           # MOST_BATCH of them
@@ -246,6 +246,7 @@ cdef uint32_t uvm_make_block(uvm_t* p, uint32_t number, uint64_t frame) noexcept
 cdef place_t* uvm_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil
 cdef place_t* uvm_make_place(uvm_t* p, uint32_t block, uint32_t processor) noexcept nogil
 cdef int uvm_map(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil
+cdef bint uvm_reserve_roots(uvm_t* p, uint64_t count) noexcept nogil
 cdef bint uvm_touched(uvm_t* p, uint32_t number) noexcept nogil
 cdef bint uvm_reserve_block(uvm_t* p, uint32_t number) noexcept nogil
 cdef uint32_t uvm_piece(const block_t* b, uint32_t piece, uint32_t* size) noexcept nogil

@@ -12,6 +12,18 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
+from .._evict cimport (
+    evict_free,
+    evict_insert,
+    evict_nbytes,
+    evict_new,
+    evict_pack,
+    evict_remove,
+    evict_reserve,
+    evict_touch,
+    evict_victim,
+    order_of,
+)
 from .._faults cimport (
     EVENT_EVICT_OBJECT,
     EVENT_MIGRATE,
@@ -485,6 +497,15 @@ cdef inline uint64_t present(uvm_t* p) noexcept nogil:
 cdef inline void settle(uvm_t* p) noexcept nogil:
     p.engine.now += p.engine.cost_ns
     p.engine.cost_ns = 0
+
+
+cdef inline void pay_batch(uvm_t* p, uint32_t faults) noexcept nogil:
+    p.engine.cost_ns += p.engine.costs.batch_ns + p.engine.costs.in_batch_ns * faults
+
+
+cdef inline void count_maps(uvm_t* p, uint32_t spans) noexcept nogil:
+    p.engine.counters.maps += spans
+    p.engine.cost_ns += p.engine.costs.map_ns * spans
 
 
 cdef uint64_t holders_of(uvm_t* p, uint32_t block, uint32_t page) noexcept nogil:
@@ -1030,6 +1051,8 @@ cdef void enlist(uvm_t* p, uint32_t number, uint32_t kind) noexcept nogil:
             gpu.tail[root.list] = root.before
         root.list = ON_NO_LIST
     if kind == ON_NO_LIST or root.fresh:
+        if p.order != NULL:
+            evict_remove(p.order, number)
         return
     root.before = gpu.tail[kind]
     root.after = 0
@@ -1041,6 +1064,19 @@ cdef void enlist(uvm_t* p, uint32_t number, uint32_t kind) noexcept nogil:
     root.list = <uint8_t>kind
     root.age = p.node.sequence
     p.node.sequence += 1
+    if p.order == NULL:
+        return
+    if kind != LIST_USED:
+        evict_remove(p.order, number)
+    elif not p.order.units[number].gpu:
+        evict_insert(p.order, number, root.gpu - 1, root.age)
+
+
+cdef bint uvm_reserve_roots(uvm_t* p, uint64_t count) noexcept nogil:
+    """Room for that many more root chunks."""
+    return room_in(&p.roots, count) and (
+        p.order == NULL or evict_reserve(p.order, p.roots.cap, p.processors - 1)
+    )
 
 
 cdef void make_new(uvm_t* p, uint32_t number) noexcept nogil:
@@ -1322,6 +1358,7 @@ cdef void evict_root(uvm_t* p, uint32_t number) noexcept nogil:
     cdef place_t* place
     enlist(p, number, ON_NO_LIST)
     p.engine.counters.evictions += 1
+    p.engine.cost_ns += p.engine.costs.evict_ns
     engine_log(p.engine, EVENT_EVICT_OBJECT, BLOCK, 0, <uint8_t>gpu, 0, 0, p.gpus[gpu].id)
     block = root.block
     if block:
@@ -1366,11 +1403,55 @@ cdef void evict_root(uvm_t* p, uint32_t number) noexcept nogil:
             return
 
 
-cdef uint32_t victim_of(const gpu_t* g) noexcept nogil:
-    """The driver's own order: the head of the first list that has one."""
+cdef void use_chunks(uvm_t* p, uint32_t block, uint32_t processor,
+                     const uint64_t* pages) noexcept nogil:
+    """A touch of pages uses the chunks under the copies that answer it: the own ones first.
+
+    Parts of one root in a row count once.
+    """
+    cdef block_t* b = block_no(p, block)
+    cdef place_t* own = uvm_place(p, block, processor)
+    cdef place_t* place
+    cdef uint64_t mine[8]
+    cdef uint32_t number = b.place, piece, page, size = 0, root, before
+    while number:
+        place = place_no(p, number)
+        number = place.next
+        if not place.chunk or not both(mine, place.resident, pages):
+            continue
+        if own != NULL and place != own:
+            drop(mine, own.resident)
+            if not any_of(mine):
+                continue
+        if is_full(b):
+            use_root(p, place.chunk)
+            continue
+        piece = before = 0
+        while True:
+            page = uvm_piece(b, piece, &size)
+            if not size:
+                break
+            if meets_span(mine, page, page + size):
+                root = cut_no(p, place.chunk).chunks[piece] // BLOCK
+                if root != before:
+                    use_root(p, root)
+                before = root
+            piece += 1
+
+
+cdef inline void use_root(uvm_t* p, uint32_t number) noexcept nogil:
+    evict_touch(p.order, number, p.node.sequence)
+    p.node.sequence += 1
+
+
+cdef uint32_t victim_of(uvm_t* p, uint32_t gpu) noexcept nogil:
+    """The head of the first list that has one; of used chunks, what the strategy says."""
+    cdef const gpu_t* g = p.gpus + gpu
     cdef uint32_t kind
     for kind in range(3):
         if g.head[kind]:
+            if kind == LIST_USED and p.order != NULL:
+                return evict_victim(p.order, gpu - 1)
             return g.head[kind]
     return 0
 
@@ -1378,14 +1459,18 @@ cdef uint32_t victim_of(const gpu_t* g) noexcept nogil:
 cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     cdef uvm_t* p = <uvm_t*>state
     cdef uint32_t number
+    cdef uint64_t age
     if gpu + 1 >= p.processors:
         return KEEPS
     if p.gpus[gpu + 1].held:
         return 0
-    number = victim_of(p.gpus + gpu + 1)
+    number = victim_of(p, gpu + 1)
     if not number:
         return KEEPS
-    return <uint64_t>root_no(p, number).list << 62 | root_no(p, number).age
+    age = root_no(p, number).age
+    if p.order != NULL and root_no(p, number).list == LIST_USED:
+        age = p.order.units[number].stamp
+    return <uint64_t>root_no(p, number).list << 62 | age
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
@@ -1395,7 +1480,7 @@ cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
         p.gpus[gpu + 1].held -= 1
         p.node.used[gpu] -= BLOCK
         return True
-    number = victim_of(p.gpus + gpu + 1)
+    number = victim_of(p, gpu + 1)
     if not evict_room(p, number):
         return False
     evict_root(p, number)
@@ -1406,7 +1491,7 @@ cdef bint room_for(uvm_t* p, uint32_t block) noexcept nogil:
     """Room for the records that one operation on a block can need."""
     return (
         room_in(&p.places, p.processors)
-        and room_in(&p.roots, p.processors)
+        and uvm_reserve_roots(p, p.processors)
         and (
             is_full(block_no(p, block))
             or (room_in(&p.cuts, p.processors) and room_in(&p.splits, p.processors))
@@ -1734,7 +1819,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
                                             page)
                     users &= users - 1
             page += 1
-    p.engine.counters.maps += popcount64(mapped)
+    count_maps(p, popcount64(mapped))
 
 
 cdef inline uint32_t user_level(uvm_t* p, const range_t* r, uint32_t level, uint32_t requester,
@@ -1825,7 +1910,7 @@ cdef void map_unrevoked(uvm_t* p, uint32_t block, uint32_t processor,
             put(one, page)
             more |= map_pages(place, one, level)
         page += 1
-    p.engine.counters.maps += more
+    count_maps(p, more)
 
 
 cdef void map_accessors(uvm_t* p, uint32_t block, const uint64_t* pages) noexcept nogil:
@@ -2143,7 +2228,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
     cdef place_t* place
     cdef ended_t ended
     p.counters.batches += 1
-    p.engine.cost_ns += p.batch_ns + p.fault_ns * n
+    pay_batch(p, n)
     for i in range(n):
         # Arrivals name no uTLB: a GPU counts as one.
         entering[i].page = faults[i].page
@@ -2215,6 +2300,8 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
                         | (place.tables[2][k] & q.strong[k])
                     )
             ended = serve_block(p, block, processor, &q, &met)
+            if ended == ENDED and p.order != NULL:
+                use_chunks(p, block, processor, met.served)
         p.counters.replays += p.replay_policy == 0
         out[order[group].rank & 255].moved = p.engine.counters.migrated_pages - before
         for group in range(group, i):
@@ -2247,9 +2334,10 @@ cdef void uvm_deliver(void* state, const arrival_t* faults, uint32_t n,
 
 # ---- touches ----------------------------------------------------------------------------
 
-cdef inline void touched(uvm_t* p, uint32_t processor, const place_t* place,
+cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                          const uint64_t* pages, touch_t* out) noexcept nogil:
     """Mapped pages answer a touch: those that are not in the processor's memory are remote."""
+    cdef const place_t* place = uvm_place(p, block, processor)
     cdef uint32_t w, n = 0, here = 0
     for w in range(8):
         if pages[w]:
@@ -2258,6 +2346,8 @@ cdef inline void touched(uvm_t* p, uint32_t processor, const place_t* place,
                 here += popcount64(pages[w] & place.resident[w])
     p.engine.processors[processor].pages_touched += n
     out.remote += n - here
+    if p.order != NULL:
+        use_chunks(p, block, processor, pages)
 
 
 cdef void fatal(touch_t* out, uint64_t page, int32_t ret, uint8_t reason) noexcept nogil:
@@ -2311,7 +2401,7 @@ cdef uint32_t collect(uvm_t* p, uint32_t processor, uint32_t level, uint64_t* at
                 have[w] &= word_of(w, low, outer)
         if not look:
             if place != NULL:
-                touched(p, processor, place, have, out)
+                touched(p, processor, block, have, out)
             if n:
                 if not uvm_reserve_block(p, number):
                     fatal(out, page, -E_NOMEM, REASON_NO_MEMORY)
@@ -2351,7 +2441,7 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         for i in range(groups):
             count += count_of(waiting[i].pages)
         p.counters.batches += 1
-        p.engine.cost_ns += p.batch_ns + p.fault_ns * count
+        pay_batch(p, count)
         for i in range(groups):
             copy_to(q.pages, waiting[i].pages)
             ask_level(&q, level)
@@ -2362,7 +2452,7 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
                       block_no(p, waiting[i].block).frame * BLOCK + first_of(waiting[i].pages),
                       -E_NOMEM, REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
                 return held
-            touched(p, processor, uvm_place(p, waiting[i].block, processor), met.served, out)
+            touched(p, processor, waiting[i].block, met.served, out)
             out.faults += count_of(met.served)
             if met.best != NOWHERE:
                 out.best = met.best
@@ -2451,7 +2541,7 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         uvm_step(p)
         at = block_no(p, p.chunk[0].block).frame * BLOCK + first_of(p.chunk[0].pages)
         tries = tries + 1 if page == at else 1
-        p.engine.cost_ns += p.batch_ns + p.fault_ns
+        pay_batch(p, 1)
         copy_to(q.pages, p.chunk[0].pages)
         ask_level(&q, level)
         ended = serve_block(p, p.chunk[0].block, 0, &q, &met)
@@ -2469,7 +2559,7 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         else:
             out.faults += 1
             out.best = met.best
-            touched(p, 0, uvm_place(p, p.chunk[0].block, 0), met.served, out)
+            touched(p, 0, p.chunk[0].block, met.served, out)
             page = after
 
 
@@ -2543,7 +2633,7 @@ cdef bint service_short(uvm_t* p, uint32_t block, uint32_t requester, uint32_t p
     if requester == 0 and prot == RW:
         prot = RWA
     if not mine.tables[prot - 1][w] & bit:
-        p.engine.counters.maps += 1
+        count_maps(p, 1)
     for i in range(prot):
         mine.tables[i][w] |= bit
     if target:
@@ -2579,7 +2669,7 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
             p.counters.batches += 1
             p.counters.services += 1
             p.counters.replays += 1
-            p.engine.cost_ns += p.batch_ns + p.fault_ns
+            pay_batch(p, 1)
             out.faults = 1
             here = out.best == processor
         else:
@@ -2610,7 +2700,9 @@ cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t la
         touch_cpu(p, first, last, 2 if access else 0, out)
     elif not p.gpus[processor].svm:
         fatal(out, first, -E_PERM, REASON_NO_SVM)
-    elif not touch_short(p, processor, first, last, access if access < 2 else 2, out):
+    elif p.order != NULL or not touch_short(
+        p, processor, first, last, access if access < 2 else 2, out
+    ):
         touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
     if out.remote:
         p.engine.processors[processor].remote_pages += out.remote
@@ -3545,8 +3637,12 @@ cdef class UvmProcess(Process):
             p.gpus[i].svm = gpus[i - 1].svm
             p.gpus[i].coherent = gpus[i - 1].coherent
         take_rules(p, rules)
-        p.batch_ns = 20_000
-        p.fault_ns = 500
+        if rules.eviction != "driver":
+            p.order = evict_new(order_of(rules.eviction), rules.seed)
+            if p.order == NULL:
+                raise OutOfMemoryError("no memory for an order of eviction")
+        p.engine.costs.batch_ns = 20_000  # until the machine's are set
+        p.engine.costs.in_batch_ns = 500
         self.state = p
         self.ops = &OPS
         self.engine = p.engine
@@ -3591,6 +3687,7 @@ cdef class UvmProcess(Process):
         free(p.roots.v)
         free(p.splits.v)
         free(p.entries.v)
+        evict_free(p.order)
         free(p.chunk)
         free(p.again)
         free(p)
@@ -3781,6 +3878,7 @@ cdef class UvmProcess(Process):
             p.cuts.cap * p.cuts.item, p.histories.cap * p.histories.item,
             p.roots.cap * p.roots.item, p.splits.cap * p.splits.item,
             p.entries.cap * p.entries.item,
+            evict_nbytes(p.order) if p.order != NULL else 0,
         ):
             total += size
         while ranges_next(p.tree, page, &e):
@@ -4049,6 +4147,7 @@ cdef class UvmProcess(Process):
             "blocks": blocks,
             "lists": lists,
             "stacks": stacks,
+            "order": order_state(p) if p.order != NULL else (),
             "held": {gpu: p.gpus[gpu].held for gpu in range(1, p.processors)},
             "queue": queue,
             "lapse": (p.lapse, p.votes, p.timer),
@@ -4106,6 +4205,19 @@ cdef object root_key(uvm_t* p, uint32_t number):
         )
         for offset in range(BLOCK) if s.block[offset]
     ])
+
+
+cdef object order_state(uvm_t* p):
+    """The strategy's order: (chunk, stamp, uses) by GPU, what is drawn, the generator."""
+    cdef uint32_t gpu
+    rows = {gpu: [] for gpu in range(1, p.processors)}
+    for unit, on, stamp, uses in evict_pack(p.order).tolist():
+        rows[on + 1].append((root_key(p, unit), stamp, uses))
+    drawn = {
+        gpu: root_key(p, p.order.drawn[gpu - 1])
+        for gpu in range(1, p.processors) if p.order.drawn[gpu - 1]
+    }
+    return rows, drawn, p.order.random
 
 
 cdef object block_state(uvm_t* p, uint32_t block):

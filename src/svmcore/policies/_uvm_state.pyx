@@ -11,6 +11,7 @@ finished process checks its invariants, so no input can break it.
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from .._evict cimport evict_pack, evict_restore
 from .._ranges cimport range_entry_t, ranges_next
 from ._uvm cimport (
     HISTORY_PINNED,
@@ -34,6 +35,7 @@ from ._uvm cimport (
     uvm_map,
     uvm_piece,
     uvm_reserve_block,
+    uvm_reserve_roots,
     uvm_stack,
     uvm_t,
     uvm_touched,
@@ -49,6 +51,7 @@ cdef enum:
     VERSION = 1
     BLOCK = 512
     BIG = 16
+    USED = 2               # the list of the eviction order
     BLOCK_MASKS = 12       # first column of the block's masks
     PLACE_MASKS = 2
 
@@ -81,6 +84,13 @@ COLUMNS = {
         "pages_touched", "fatal",
     ),
 }
+#: With a strategy of eviction: its order, then what it has drawn on each GPU (1 + root, 0
+#: none), then its generator.
+ORDER_COLUMNS = {
+    "order": ("root", "stamp", "uses"),
+    "drawn": ("root",),
+    "random": ("state",),
+}
 #: Counters of the engine, then of the driver, in the order of the table.
 ENGINE = (
     "migrations", "migration_attempts", "migrated_pages", "pages_to_device", "pages_to_host",
@@ -112,7 +122,7 @@ cdef inline root_t* root_no(uvm_t* p, uint64_t number) noexcept nogil:
 # ---- a process to tables ------------------------------------------------------------------
 
 cdef object table(str name, list rows):
-    return np.array(rows, np.uint64).reshape(len(rows), len(COLUMNS[name]))
+    return np.array(rows, np.uint64).reshape(len(rows), len((COLUMNS | ORDER_COLUMNS)[name]))
 
 
 cdef list words(const uint64_t* m, uint32_t n):
@@ -234,19 +244,29 @@ def pack(UvmProcess process not None):
             [row[name] for name in COLUMNS["processors"]] for row in process.processors()
         ],
     }
-    return {name: table(name, rows[name]) for name in COLUMNS}
+    if p.order != NULL:
+        index = {at: n for n, (_, at) in enumerate(order)}
+        rows["order"] = [
+            [index[unit], stamp, uses] for unit, _, stamp, uses in evict_pack(p.order).tolist()
+        ]
+        rows["drawn"] = [
+            [index[p.order.drawn[gpu]] + 1 if p.order.drawn[gpu] else 0]
+            for gpu in range(p.processors - 1)
+        ]
+        rows["random"] = [[p.order.random]]
+    return {name: table(name, rows[name]) for name in rows}
 
 
 # ---- tables to a process ------------------------------------------------------------------
 
-cdef object checked(object tables):
+cdef object checked(object tables, object expected):
     """The tables as lists of whole numbers, their shapes checked."""
-    if set(tables) != set(COLUMNS):
+    if set(tables) != set(expected):
         raise InvalidArgumentError(
-            f"tables {', '.join(sorted(map(str, tables)))}: expected {', '.join(sorted(COLUMNS))}"
+            f"tables {', '.join(sorted(map(str, tables)))}: expected {', '.join(sorted(expected))}"
         )
     out = {}
-    for name, columns in COLUMNS.items():
+    for name, columns in expected.items():
         rows = np.asarray(tables[name])
         if rows.dtype.kind != "u" or rows.dtype.itemsize != 8 or rows.ndim != 2 or (
             rows.shape[1] != len(columns)
@@ -298,7 +318,7 @@ def unpack(UvmProcess process not None, tables):
     """
     cdef uvm_t* p = process.p
     cdef uint32_t i, gpu
-    rows = checked(tables)
+    rows = checked(tables, COLUMNS | ORDER_COLUMNS if p.order != NULL else COLUMNS)
     need(len(process) == 0 and p.node.ntenants == 1 and p.node.sequence == 0,
          "expected a new process on a node of its own")
     need(len(rows["process"]) == 1 and rows["process"][0][0] == VERSION,
@@ -318,6 +338,8 @@ def unpack(UvmProcess process not None, tables):
     numbered = load_blocks(p, rows["ranges"], rows["blocks"])
     load_places(p, rows["blocks"], rows["places"], numbered)
     load_roots(p, rows["roots"], rows["chunks"], rows["blocks"], numbered, sequence)
+    if p.order != NULL:
+        load_order(p, rows, sequence)
     load_pages(p, rows["blocks"], rows["pages"], rows["queue"], numbered)
     for gpu in range(1, p.processors):
         held = rows["held"][gpu - 1][0]
@@ -435,7 +457,7 @@ cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered
              "roots, expected by age, on a list of a GPU")
         before = age
         gpu = on
-        if not (pool_reserve(&p.roots, 1) and pool_reserve(&p.splits, 1)):
+        if not (uvm_reserve_roots(p, 1) and pool_reserve(&p.splits, 1)):
             raise OutOfMemoryError("no memory for the chunks of a state")
         need(p.node.used[gpu - 1] + BLOCK <= p.gpus[gpu].vram_pages,
              f"gpu{gpu - 1} holds more memory than it has")
@@ -519,6 +541,23 @@ cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered
             open_ = any(s.small >> at & 1 and s.free[at] for at in range(32))
             need((root.stacked & 1) == (s.whole != 0) and (root.stacked >> 1 & 1) == open_,
                  "stacks, expected of the chunks with free parts")
+    return 0
+
+
+cdef int load_order(uvm_t* p, object rows, object sequence) except -1:
+    """The strategy's order of the used chunks; roots are there already."""
+    units = []
+    need(len(rows["random"]) == 1 and len(rows["drawn"]) == p.processors - 1,
+         "order of eviction, expected one generator and a drawn chunk a GPU")
+    for root, stamp, uses in rows["order"]:
+        need(root < len(rows["roots"]) and rows["roots"][root][1] == USED and stamp < sequence,
+             "order of eviction, expected used chunks")
+        units.append((root + 1, rows["roots"][root][0] - 1, stamp, uses))
+    need(len(units) == sum(row[1] == USED for row in rows["roots"]),
+         "order of eviction, expected every used chunk")
+    need(all(row[0] <= len(rows["roots"]) for row in rows["drawn"]),
+         "order of eviction, expected drawn chunks that there are")
+    evict_restore(p.order, units, [row[0] for row in rows["drawn"]], rows["random"][0][0])
     return 0
 
 

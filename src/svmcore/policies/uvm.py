@@ -34,6 +34,7 @@ _BOUNDS = {
     "max_resets": (0, 1 << 31),
     "lapse_votes": (1, 1 << 31),
     "pma_batch_order": (0, 20),
+    "seed": (0, (1 << 64) - 1),
 }
 
 
@@ -80,7 +81,11 @@ class Uvm(Policy):
     pma_batch_order : int
         ``uvm_perf_pma_batch_nonpinned_order``: 2 MiB chunks taken at once, log2.
     eviction : str
-        ``driver``: the driver's own lists.
+        Which used chunk goes first from a full GPU: ``driver``, its own list; ``fifo``,
+        ``lru``, ``mru``, ``lfu``, ``random`` or ``second_chance``, whose uses are touches,
+        those without a fault too. They go the long way and are slower to compute.
+    seed : int
+        Of ``random``.
 
     Source
     ------
@@ -94,6 +99,24 @@ class Uvm(Policy):
         "read_mostly",
         "prefetch",
         "discard",
+    )
+
+    # A fault is always one of a batch.
+    costs_used: ClassVar[tuple[str, ...]] = (
+        "fault_batch_ns",
+        "fault_in_batch_ns",
+        "unmap_ns",
+        "migrate_latency_ns",
+        "migrate_bytes_per_s",
+        "to_device_curve",
+        "to_host_curve",
+        "peer_latency_ns",
+        "peer_bytes_per_s",
+        "peer_curve",
+        "remote_access_ns",
+        "remote_bytes_per_s",
+        "evict_ns",
+        "map_ns",
     )
 
     driver: str = "595"
@@ -122,8 +145,11 @@ class Uvm(Policy):
     access_counters: bool = False
     pma_batch_order: int = 6
     eviction: str = "driver"
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        from .._evict import ORDERS
+
         version = self.driver.split(".")
         if not all(part.isdigit() for part in version) or int(version[0]) < 515:
             raise InvalidArgumentError(
@@ -132,7 +158,7 @@ class Uvm(Policy):
         for name, known in (
             ("adaptive_lapse", _LAPSES),
             ("replay_policy", REPLAY_POLICIES),
-            ("eviction", ("driver",)),
+            ("eviction", ("driver", *ORDERS)),
         ):
             if getattr(self, name) not in known:
                 raise InvalidArgumentError(
