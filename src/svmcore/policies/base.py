@@ -46,6 +46,8 @@ class Policy:
     name: ClassVar[str] = ""
     #: Neutral words of advice that its processes take; empty where advice is an attribute.
     ADVICE: ClassVar[tuple[str, ...]] = ()
+    #: Module of this folder that packs and unpacks its processes; empty: they cannot be saved.
+    KEEPER: ClassVar[str] = ""
     #: Constants of a machine that enter modelled times under it; empty: all of them.
     costs_used: ClassVar[tuple[str, ...]] = ()
 
@@ -69,24 +71,29 @@ class Policy:
         return {"name": self.name, "settings": self.settings()}
 
     def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
-        """The state of a process of this policy as named arrays, for state files and clones.
+        """The whole state of a process of this policy as named arrays, for state files and clones.
 
         Raises
         ------
         NotSupportedError
             If the policy cannot be saved.
         """
-        raise NotSupportedError(f"policy {self.name}: its processes cannot be saved")
+        return self._keeper().pack(process)  # type: ignore[no-any-return]
 
     def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Give a new process the state that :meth:`pack` took.
+        """Give a new process, on a node of its own, the state that :meth:`pack` took.
 
         Raises
         ------
         SvmError
-            If the arrays do not fit; the process must then be discarded.
+            If the arrays do not fit the process or each other; it must then be discarded.
         """
-        raise NotSupportedError(f"policy {self.name}: its processes cannot be loaded")
+        self._keeper().unpack(process, arrays)
+
+    def _keeper(self) -> Any:
+        if not self.KEEPER:
+            raise NotSupportedError(f"policy {self.name}: its processes cannot be saved or loaded")
+        return importlib.import_module(f"{__package__}.{self.KEEPER}")
 
 
 def check_memory_parameters(policy: Any, orders: Sequence[str]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
@@ -73,6 +70,8 @@ class Kfd(Policy):
     seed: int = 0
     quota_pages: int | None = None
 
+    KEEPER: ClassVar[str] = "_kfd_state"
+
     def __post_init__(self) -> None:
         kernel_rules(self.kernel)
         if not 0 <= self.granularity <= 27:
@@ -106,21 +105,3 @@ class Kfd(Policy):
         )
         process.set_costs(machine.costs)
         return process
-
-    def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
-        """Every range, object, mask, counter and pending work of the process."""
-        from ._kfd_state import pack
-
-        return pack(process)
-
-    def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The state of :meth:`pack` in a new process on a node of its own.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the arrays do not fit the process or each other.
-        """
-        from ._kfd_state import unpack
-
-        unpack(process, arrays)

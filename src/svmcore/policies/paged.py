@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
@@ -75,6 +73,8 @@ class Paged(Policy):
     seed: int = 0
     quota_pages: int | None = None
 
+    KEEPER: ClassVar[str] = "_paged_state"
+
     def __post_init__(self) -> None:
         from .._evict import ORDERS
 
@@ -123,21 +123,3 @@ class Paged(Policy):
         process = PagedProcess(machine, self, node)
         process.set_costs(machine.costs)
         return process
-
-    def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
-        """Every mapping, mask, unit, advice, mark and counter of the process."""
-        from ._paged_state import pack
-
-        return pack(process)
-
-    def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The state of :meth:`pack` in a new process on a node of its own.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the arrays do not fit the process or each other.
-        """
-        from ._paged_state import unpack
-
-        unpack(process, arrays)

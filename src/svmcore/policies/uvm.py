@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
-
-import numpy.typing as npt
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
@@ -147,6 +144,8 @@ class Uvm(Policy):
     eviction: str = "driver"
     seed: int = 0
 
+    KEEPER: ClassVar[str] = "_uvm_state"
+
     def __post_init__(self) -> None:
         from .._evict import ORDERS
 
@@ -202,24 +201,6 @@ class Uvm(Policy):
         process = UvmProcess(machine.gpus, self, node)
         process.set_costs(machine.costs)
         return process
-
-    def pack(self, process: Any) -> dict[str, npt.NDArray[Any]]:
-        """Every range, block, chunk, history and counter of the process."""
-        from ._uvm_state import pack
-
-        return pack(process)
-
-    def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The state of :meth:`pack` in a new process on a node of its own.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the arrays do not fit the process or each other.
-        """
-        from ._uvm_state import unpack
-
-        unpack(process, arrays)
 
     # ---- what a space tells ----
 
