@@ -316,7 +316,9 @@ class Machine:
 
         known = preset_names()
         if name not in known:
-            raise InvalidArgumentError(f"machine {name!r}: expected one of {', '.join(known)}")
+            raise InvalidArgumentError(
+                f"machine {name!r}: expected one of {', '.join(known)}, or a .toml file"
+            )
         text = (resources.files("svmcore") / "data" / "machines" / f"{name}.toml").read_text(
             "utf-8"
         )

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._faults import REASONS
-from .errors import NotSupportedError, error_from_errno
+from .errors import InvalidArgumentError, NotSupportedError, error_from_errno
+from .units import whole
 
 __all__ = ["BOUND_NOTE", "BUFFER", "Profile", "Result"]
 
@@ -202,11 +203,16 @@ class Result:
         ------
         NotSupportedError
             If the replay kept no outcomes.
-        IndexError
+        InvalidArgumentError
             If there is no such record.
         """
         if self.outcomes is None:
             raise NotSupportedError("explain: expected a replay with outcomes=True")
+        record = whole("record", record)
+        if not 0 <= record < len(self.outcomes):
+            raise InvalidArgumentError(
+                f"record {record}: expected 0 to {len(self.outcomes) - 1}, one of the replay"
+            )
         row = self.outcomes[record]
         reason = REASONS[row["reason"]]
         if reason == "none":

@@ -192,3 +192,16 @@ def test_entry_points_are_found(registry, monkeypatch):
 def test_base_policy_decides_nothing():
     with pytest.raises(NotImplementedError):
         Policy().create(None)
+
+
+def test_an_entry_point_that_does_not_load_spoils_no_other_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = metadata.EntryPoint("broken", "no_such_module:Policy", base._GROUP)
+    monkeypatch.setattr(base, "_broken", {})
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
+    assert "kfd" in base.policy_names()
+    with pytest.raises(
+        InvalidArgumentError, match=r"broken.*no_such_module:Policy cannot be loaded"
+    ):
+        make_policy("broken")

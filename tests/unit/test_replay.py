@@ -517,7 +517,7 @@ def test_explain_a_record():
     assert "1 fault(s), the last restored in gpu0" in result.explain(0)
     assert "no fault" in result.explain(1)
     assert "restored in gpu1" in result.explain(2)
-    with pytest.raises(IndexError):
+    with pytest.raises(InvalidArgumentError, match="expected 0 to"):
         result.explain(3)
     with pytest.raises(NotSupportedError, match="outcomes=True"):
         replay(trace, fresh()).explain(0)

@@ -174,8 +174,8 @@ def model_options(function: _F) -> _F:
 @click.option(
     "--events",
     metavar="FILE",
-    help="Write the modelled events: KFD SMI text, or by its suffix .json (Perfetto), .csv, .npy, "
-    ".parquet.",
+    help="Write the modelled events (policy kfd): KFD SMI text, or by its suffix .json (Perfetto), "
+    ".csv, .npy, .parquet.",
 )
 @click.option(
     "--profile",

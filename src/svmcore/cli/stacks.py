@@ -61,7 +61,8 @@ _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
     "--sweep",
     "swept",
     metavar="KEY=V,V,...",
-    help="Try these values of one parameter of each policy, as limit=64MiB,128MiB,inf.",
+    help="Try these values of one parameter of each --policy (here locked_block by default), as "
+    "limit=64MiB,128MiB,inf.",
 )
 @click.option(
     "--machine", default="h200", show_default=True, help="A preset's name or a TOML file."

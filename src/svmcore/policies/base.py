@@ -118,6 +118,8 @@ def check_memory_parameters(policy: Any, orders: Sequence[str]) -> None:
 
 _P = TypeVar("_P", bound=type[Policy])
 _known: dict[str, type[Policy]] = {}
+#: Names of entry points that do not load, and why.
+_broken: dict[str, str] = {}
 
 
 def register(name: str) -> Callable[[_P], _P]:
@@ -150,8 +152,12 @@ def _discover() -> None:
         if not module.name.startswith("_"):
             importlib.import_module(f"{__package__}.{module.name}")
     for entry in metadata.entry_points(group=_GROUP):
-        if entry.name not in _known:
-            register(entry.name)(entry.load())
+        if entry.name not in _known and entry.name not in _broken:
+            try:
+                register(entry.name)(entry.load())
+            except Exception as error:
+                # Whatever a foreign package raises; the other policies stay usable.
+                _broken[entry.name] = f"{entry.value} cannot be loaded: {error!r}"
 
 
 def policy_names() -> list[str]:
@@ -170,6 +176,8 @@ def policy_class(name: str) -> type[Policy]:
     """
     if name not in _known:
         _discover()
+    if name in _broken:
+        raise InvalidArgumentError(f"policy {name!r}: {_broken[name]}, expected a policy class")
     if name not in _known:
         raise InvalidArgumentError(f"policy {name!r}: expected one of {', '.join(sorted(_known))}")
     return _known[name]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..machine import Machine
 from ..result import Profile, Result
-from ..units import PAGE_SIZE, format_size
+from ..units import PAGE_SHIFT, PAGE_SIZE, format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -323,6 +323,7 @@ def _total(rows: npt.NDArray[np.void]) -> dict[str, int]:
 
 _RANKED_COLUMNS = (
     _Column("faults", "faults", kept=True),
+    _Column("dropped", "duplicate_faults"),
     _Column("migrations", "migrations", kept=True),
     _Column("to devices", "bytes_to_device", format_size, kept=True),
     _Column("to the host", "bytes_to_host", format_size, kept=True),
@@ -363,7 +364,7 @@ def ranking(
     if difference is not None:
         parts += [
             "",
-            f"They part at record {difference.record}, page {difference.page:#x}:",
+            f"They part at record {difference.record}, address {difference.page << PAGE_SHIFT:#x}:",
             *(f"  {text}" for text in (difference.text_a, difference.text_b)),
         ]
     notes = dict.fromkeys(note for _, result in plans for note in result.notes)
@@ -373,8 +374,14 @@ def ranking(
 def _basis(plan: Plan, result: Result) -> str:
     """What a plan's figures stand on."""
     hints = counted(len(plan.hints), "hint")
-    settings = settings_text(plan.settings) or "defaults"
-    return f"{result.policy} on {printable(result.machine)}, {hints}, {settings}"
+    sizes = "".join(
+        f", {printable(device)} {format_size(size)}" for device, size in plan.capacity.items()
+    )
+    # A policy's own brackets tell more than its name.
+    policy = plan.policy if plan.policy is not None and "(" in plan.policy else result.policy
+    settings = settings_text(plan.settings) or ("" if "(" in policy else "defaults")
+    given = f", {settings}" if settings else ""
+    return f"{printable(policy)} on {printable(result.machine)}{sizes}, {hints}{given}"
 
 
 # ---- two replays side by side ------------------------------------------------------------
