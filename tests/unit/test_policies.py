@@ -202,6 +202,6 @@ def test_an_entry_point_that_does_not_load_spoils_no_other_policy(
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     assert "kfd" in base.policy_names()
     with pytest.raises(
-        InvalidArgumentError, match=r"broken.*no_such_module:Policy cannot be loaded"
+        InvalidArgumentError, match="Policy cannot be loaded"
     ):
         make_policy("broken")
