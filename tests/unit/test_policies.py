@@ -201,7 +201,5 @@ def test_an_entry_point_that_does_not_load_spoils_no_other_policy(
     monkeypatch.setattr(base, "_broken", {})
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     assert "kfd" in base.policy_names()
-    with pytest.raises(
-        InvalidArgumentError, match="Policy cannot be loaded"
-    ):
+    with pytest.raises(InvalidArgumentError, match="Policy cannot be loaded"):
         make_policy("broken")
