@@ -47,7 +47,7 @@ class Case(NamedTuple):
     operations: int
     code: str
     slack: float = 0.0
-    """% more than the gate allows, where arrays grow: a copy counts or not by the heap's layout."""
+    """% more than the gate allows, where the count depends on the heap's layout."""
 
 
 # What the fault cases share: 10,000 ranges in address order, faults in random order.
@@ -138,6 +138,7 @@ faults["kind"] = 0
 def run(n):
     replay_chunk(space.process, faults[:n], out[:n])
 """,
+        slack=2.0,
     ),
     # A fault on a page without a range: one is made, an object allocated, its pages moved.
     "fault_unregistered": Case(
