@@ -211,6 +211,7 @@ def run(n):
     for i in range(n):
         process.set_attr(((1 << 28) + i * 64 + 16) << 12, 32 << 12, [(7, 5)])
 """,
+        slack=2.0,
     ),
 }
 
