@@ -88,3 +88,18 @@ def test_a_plan_that_does_not_fit_stops_a_replay(plans):
     _, err = svm("replay", "demo", "--plan", plans["bad"], status=2)
     assert "buffer 'nowhere'" in err
     assert err.count("\n") == 1
+
+
+def test_plans_under_the_rules_of_vendors(tmp_path):
+    plain, hinted = tmp_path / "a.toml", tmp_path / "b.toml"
+    plain.write_text('name = "plain"\n')
+    hinted.write_text(
+        'name = "hinted"\n[[hint]]\nbuffer = "*"\nadvice = "cudaMemAdviseSetReadMostly"\n'
+    )
+    out, _ = svm("compare", "demo", "--plan", plain, "--plan", hinted, "--dialects", "cuda,acl")
+    lines = [line.split()[:2] for line in out.splitlines()[1:5]]
+    assert lines == [[plan, form] for plan in ("plain", "hinted") for form in ("cuda", "acl")]
+    out, _ = svm("compare", "demo", "--plan", plain, "--dialects", "cuda", "--json")
+    assert [row["semantics"] for row in json.loads(out)["rows"]] == ["cuda"]
+    _, err = svm("compare", "demo", "--plan", plain, "--dialects", "nobody", status=2)
+    assert "expected one of acl, acl-driver, cuda, hip, kfd" in err

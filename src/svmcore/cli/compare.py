@@ -36,6 +36,12 @@ __all__ = ["compare"]
     required=True,
     help="A hint plan; give one or more.",
 )
+@click.option(
+    "--dialects",
+    metavar="D,D,...",
+    help="Play the hints as advice under these vendors' rules instead of a policy: cuda, acl, "
+    "acl-driver, hip or kfd.",
+)
 @model_options
 @format_option()
 @range_option
@@ -43,6 +49,7 @@ __all__ = ["compare"]
 def compare(
     trace: str,
     plans: tuple[str, ...],
+    dialects: str | None,
     policy: str,
     machine: str,
     settings: tuple[str, ...],
@@ -53,6 +60,20 @@ def compare(
 ) -> None:
     """Replay TRACE, a file or the word demo, under each plan and rank them by modelled time."""
     loaded = [load_plan(path) for path in plans]
+    if dialects is not None:
+        from ..managed import Hint, compare_dialects
+
+        with opened(trace, form, ranges, doing="playing advice on") as source:
+            hints = {
+                plan.name: [Hint(str(h.buffer), h.advice, h.location) for h in plan.hints]
+                for plan in loaded
+            }
+            told = compare_dialects(source, hints, [d.strip() for d in dialects.split(",")], by=by)
+        if as_json:
+            emit_json({"svmcore": __version__, **told.to_dict()})
+        else:
+            show([told.table()])
+        return
     node = machine_of(machine)
     values: dict[str, Any] = {}
     for setting in settings:
