@@ -202,6 +202,7 @@ def _explained(
 def _record(source: Trace, number: int) -> np.void:
     for records in source.chunks():
         if number < len(records):
-            return records[number]  # type: ignore[no-any-return]
+            record: np.void = records[number]
+            return record
         number -= len(records)
     raise InvalidArgumentError(f"{source.path}: record {number} past its end")

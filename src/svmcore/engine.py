@@ -919,7 +919,8 @@ class Space:
         A policy with ranges of another kind tells its own: ``ManagedRange`` under uvm.
         """
         if hasattr(self.policy, "ranges"):
-            return self.policy.ranges(self.process)  # type: ignore[no-any-return]
+            own: list[RangeInfo] = self.policy.ranges(self.process)
+            return own
         return [self._range_info(row) for row in self.process.ranges()]
 
     def residency(self, addr: int, size: int) -> list[tuple[int, int, str]]:

@@ -8,7 +8,6 @@ on the class and a script can print the name.
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
 
 __all__ = [
     "AccessDeniedError",
@@ -61,7 +60,7 @@ class SvmError(Exception):
         The errno name that the driver would answer, for example ``"EINVAL"``.
     """
 
-    code: ClassVar[str] = "EINVAL"
+    code: str = "EINVAL"
 
 
 class InvalidArgumentError(SvmError, ValueError):
@@ -203,5 +202,5 @@ def error_from_errno(number: int, message: str) -> SvmError:
         return known(message)
     name = Errno(number).name if number in Errno.__members__.values() else f"errno {number}"
     error = InvalidArgumentError(message) if number == Errno.EEXIST else SvmError(message)
-    error.code = name  # type: ignore[misc]
+    error.code = name
     return error

@@ -398,7 +398,7 @@ def _open(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     except OSError as error:
         failure = StateFileError(str(path), "", f"cannot be read: {error}")
         if error.errno is not None and error.errno in errorcode:
-            failure.code = errorcode[error.errno]  # type: ignore[misc]
+            failure.code = errorcode[error.errno]
         raise failure from error
     except Exception as error:
         # zipfile answers damage with whatever it trips over: BadZipFile, struct.error, EOFError.

@@ -96,8 +96,7 @@ class CheckpointError(SvmError):
 
     def __init__(self, result: enum.IntEnum | int, call: str, why: str = "") -> None:
         self.result, self.call, self.why = result, call, why
-        known = isinstance(result, enum.Enum)
-        self.code = result.name if known else str(int(result))  # type: ignore[misc, union-attr]
+        self.code = result.name if isinstance(result, enum.Enum) else str(result)
         super().__init__(f"{call}: {self.code}{': ' if why else ''}{why}")
 
     def __reduce__(self) -> tuple[type[CheckpointError], tuple[Any, str, str]]:

@@ -151,5 +151,5 @@ def failure(vendor: str, kind: str, rule: str, what: str) -> ManagedError:
     )
     error.result, error.rule = result, rule
     if code not in _BY_ERRNO:
-        error.code = code  # type: ignore[misc]
+        error.code = code
     return error

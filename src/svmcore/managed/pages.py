@@ -104,7 +104,7 @@ class _Interned:
     """Values by number, from 1; 0 is a hole of the range maps."""
 
     def __init__(self) -> None:
-        self.values: list[tuple[object, ...]] = [()]
+        self.values: list[tuple[Any, ...]] = [()]
         self.numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, value: tuple[object, ...]) -> int:
@@ -175,7 +175,7 @@ class PageMemory(ManagedMemory):
         """Ranges of one advice, as the dialect splits and joins them (C15)."""
         found = []
         for first, last, number in self._advice_map:
-            page = Page(*self._advices.values[number])  # type: ignore[arg-type]
+            page = Page(*self._advices.values[number])
             found.append(
                 PolicyRange(
                     first << PAGE_SHIFT,
@@ -228,7 +228,7 @@ class PageMemory(ManagedMemory):
 
     def _page(self, advice: int, residency: int) -> Page:
         values = self._advices.values[advice] + self._residencies.values[residency]
-        return Page(*values)  # type: ignore[arg-type]
+        return Page(*values)
 
     # ---- allocations -------------------------------------------------------------------
 

@@ -78,7 +78,8 @@ class Policy:
         NotSupportedError
             If the policy cannot be saved.
         """
-        return self._keeper().pack(process)  # type: ignore[no-any-return]
+        arrays: dict[str, npt.NDArray[Any]] = self._keeper().pack(process)
+        return arrays
 
     def unpack(self, process: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Give a new process, on a node of its own, the state that :meth:`pack` took.

@@ -332,6 +332,12 @@ class Slot:
         block, self.block = self.block, None
         return block
 
+    def empty(self) -> Steps[None]:
+        """Free what is in it."""
+        block = self.take()
+        if block is not None:
+            yield from self.device.free(block)
+
     def acquire(self, size: int) -> Steps[Block]:
         """The block, made larger when it is too small; the lock stays taken."""
         yield Take(self.lock)
@@ -351,13 +357,12 @@ class Slot:
         """Free the block if it is over the limit; the limit itself is not over it."""
         yield Take(self.lock)
         if self.block is not None and (force or self.block.size > self.limit):
-            yield from self.device.free(self.take())  # type: ignore[arg-type]
+            yield from self.empty()
         yield Give(self.lock)
 
     def close(self) -> Steps[None]:
         """Free the block."""
-        if self.block is not None:
-            yield from self.device.free(self.take())  # type: ignore[arg-type]
+        yield from self.empty()
 
 
 class NoCache(StackPolicy):

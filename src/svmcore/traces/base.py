@@ -261,13 +261,13 @@ class Trace(abc.ABC):
     """
 
     #: Name of the format, as ``--format`` takes it.
-    format: ClassVar[str]
+    format: str
     #: One line for people.
     description: ClassVar[str]
     #: Whether files of one machine share a clock, so that several are merged by time.
-    has_clock: ClassVar[bool] = False
+    has_clock: bool = False
     #: What the file says that records have no room for, for the report of a conversion.
-    beyond_records: ClassVar[tuple[str, ...]] = ()
+    beyond_records: tuple[str, ...] = ()
 
     def __init__(
         self,

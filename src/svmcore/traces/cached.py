@@ -58,9 +58,9 @@ class CachedTrace(Trace):
         super().__init__(
             trace.path, trace.nbytes, confidence=trace.confidence, progress=trace.progress
         )
-        self.format = trace.format  # type: ignore[misc]
-        self.has_clock = trace.has_clock  # type: ignore[misc]
-        self.beyond_records = trace.beyond_records  # type: ignore[misc]
+        self.format = trace.format
+        self.has_clock = trace.has_clock
+        self.beyond_records = trace.beyond_records
         self._copy = copy
         if trace.progress is not None:
             copy.progress = self._moved

@@ -74,8 +74,8 @@ class MergedTrace(Trace):
             progress=progress,
         )
         self.parts = tuple(parts)
-        self.format = first.format  # type: ignore[misc]
-        self.beyond_records = first.beyond_records  # type: ignore[misc]
+        self.format = first.format
+        self.beyond_records = first.beyond_records
         self._read = [0] * len(parts)
         if progress is not None:
             for index, part in enumerate(parts):

@@ -90,7 +90,7 @@ def os_failure(path: str, where: str, error: OSError, expected: str) -> TraceErr
     """
     failure = TraceError(path, where, f"{error.strerror or error}: expected {expected}")
     if error.errno is not None and error.errno in errorcode:
-        failure.code = errorcode[error.errno]  # type: ignore[misc]
+        failure.code = errorcode[error.errno]
     return failure
 
 
@@ -110,7 +110,7 @@ def file_size(path: str) -> int:
         raise TraceError(repr(path), "", f"{error}: expected a file name") from error
     if stat.S_ISDIR(status.st_mode):
         failure = TraceError(path, "", "is a directory: expected a trace file")
-        failure.code = "EISDIR"  # type: ignore[misc]
+        failure.code = "EISDIR"
         raise failure
     if not stat.S_ISREG(status.st_mode):
         raise TraceError(path, "", "is not a regular file: expected a file that can be read twice")
