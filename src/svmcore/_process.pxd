@@ -111,3 +111,9 @@ cdef class Process:
     cdef object result       # of the present or last operation
     cdef object failure      # what a policy written in Python raised
     cdef bint failed         # it did: touches are refused until somebody is told
+
+# The last step of making a process, its node given: its state, operations and engine are known,
+# and its memory can be asked for.
+cdef int process_join(Process process, void* state, const ops_t* ops, engine_t* engine,
+                      uint64_t (*oldest)(void* state, uint32_t gpu) noexcept nogil,
+                      bint (*evict)(void* state, uint32_t gpu) noexcept nogil) except -1

@@ -244,3 +244,17 @@ cdef class Process:
     def now(self):
         """Modelled time, ns."""
         return self.engine.now
+
+
+cdef int process_join(Process process, void* state, const ops_t* ops, engine_t* engine,
+                      uint64_t (*oldest)(void* state, uint32_t gpu) noexcept nogil,
+                      bint (*evict)(void* state, uint32_t gpu) noexcept nogil) except -1:
+    cdef tenant_t tenant
+    process.state = state
+    process.ops = ops
+    process.engine = engine
+    tenant.state = state
+    tenant.engine = engine
+    tenant.oldest = oldest
+    tenant.evict = evict
+    return process.node.join(&tenant)

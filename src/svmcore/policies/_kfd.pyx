@@ -83,7 +83,7 @@ from .._process cimport (
     mapping_row,
     node_make_room,
     ops_t,
-    tenant_t,
+    process_join,
     touch_t,
 )
 from .._ranges cimport (
@@ -2779,7 +2779,6 @@ cdef class KfdProcess(Process):
                   eviction="driver", seed=0, quota_pages=None):
         cdef Node shared = Node() if node is None else node
         cdef kfd_t* p
-        cdef tenant_t tenant
         gpus = tuple(gpus)
         if len(gpus) > MAX_GPUS:
             raise InvalidArgumentError(f"{len(gpus)} GPUs: expected at most {MAX_GPUS}")
@@ -2821,14 +2820,7 @@ cdef class KfdProcess(Process):
         p.max_pages = max_svm_range_pages or largest_range(gpus)
         if set_defaults(p):
             raise OutOfMemoryError("no memory for a process")
-        self.state = p
-        self.ops = &OPS
-        self.engine = p.engine
-        tenant.state = p
-        tenant.engine = p.engine
-        tenant.oldest = oldest_age
-        tenant.evict = evict_oldest
-        shared.join(&tenant)
+        process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
 
     def __dealloc__(self):
         cdef kfd_t* p = self.p

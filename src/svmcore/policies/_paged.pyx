@@ -66,7 +66,7 @@ from .._process cimport (
     node_make_room,
     ops_t,
     process_check,
-    tenant_t,
+    process_join,
     touch_t,
 )
 from .._ranges cimport (
@@ -1369,7 +1369,6 @@ cdef class PagedProcess(Process):
     def __cinit__(self, machine, policy, node=None):
         cdef Node shared = Node() if node is None else node
         cdef paged_t* t
-        cdef tenant_t tenant
         cdef uint32_t i, j
         if not 0 <= policy.unit <= 18:
             raise InvalidArgumentError(
@@ -1415,14 +1414,7 @@ cdef class PagedProcess(Process):
         t.node = &shared.n
         t.failed = &self.failed
         t.owner = <void*>self
-        self.state = t
-        self.ops = &OPS
-        self.engine = t.engine
-        tenant.state = t
-        tenant.engine = t.engine
-        tenant.oldest = oldest_age
-        tenant.evict = evict_oldest
-        shared.join(&tenant)
+        process_join(self, t, &OPS, t.engine, oldest_age, evict_oldest)
 
     def __dealloc__(self):
         cdef paged_t* t = self.t

@@ -53,7 +53,7 @@ from .._process cimport (
     arrival_t,
     node_make_room,
     ops_t,
-    tenant_t,
+    process_join,
     touch_t,
 )
 from .._ranges cimport (
@@ -3592,7 +3592,6 @@ cdef class UvmProcess(Process):
     def __cinit__(self, gpus, rules, node=None):
         cdef Node shared = Node() if node is None else node
         cdef uvm_t* p
-        cdef tenant_t tenant
         cdef uint32_t i
         gpus = tuple(gpus)
         topology = topology_of(gpus, peer_access=rules.peer_access)
@@ -3643,14 +3642,7 @@ cdef class UvmProcess(Process):
                 raise OutOfMemoryError("no memory for an order of eviction")
         p.engine.costs.batch_ns = 20_000  # until the machine's are set
         p.engine.costs.in_batch_ns = 500
-        self.state = p
-        self.ops = &OPS
-        self.engine = p.engine
-        tenant.state = p
-        tenant.engine = p.engine
-        tenant.oldest = oldest_age
-        tenant.evict = evict_oldest
-        shared.join(&tenant)
+        process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
 
     def __dealloc__(self):
         cdef uvm_t* p = self.p
