@@ -32,6 +32,7 @@ POLICIES = [
     "kfd(xnack=off)",
     "uvm",
     "uvm(eviction=lfu, pma_batch_order=0, outstanding=7)",
+    "always_migrate(eviction=random)",
 ]
 CUTS = 200
 ADDR = 0x7F00_0000_0000
