@@ -178,7 +178,7 @@ cdef void engine_unmap(engine_t* e, uint64_t gpus, uint64_t first, uint64_t last
 # The aligned block of 2**granularity pages around the page, cut to the range.
 cdef inline void fault_window(uint64_t page, uint32_t granularity, uint64_t start, uint64_t last,
                               uint64_t* out_first, uint64_t* out_last) noexcept nogil:
-    cdef uint64_t low = page >> granularity << granularity
-    cdef uint64_t high = low | ((<uint64_t>1 << granularity) - 1)
+    cdef uint64_t inside = (<uint64_t>1 << granularity) - 1
+    cdef uint64_t low = page & ~inside, high = page | inside
     out_first[0] = low if low > start else start
     out_last[0] = high if high < last else last

@@ -208,7 +208,7 @@ cdef size_t kfd_replay(kfd_t* p, const ops_t* ops, const record_t* records, size
             # Looking up ranges ahead pays where faults meet ranges that stay as they are.
             kfd_look_ahead(p, records + i, <uint32_t>(end - i), useful >= LOOK_AHEAD // 4, &ahead)
             useful = 0
-        if how.raw and not how.by_arrival:
+        if how.raw and not how.by_arrival and records[i].kind == KIND_FAULT:
             j = kfd_faults(p, records + i, end - i, &ahead, i % LOOK_AHEAD, how.by, out + i)
             useful += <uint32_t>j
             i += j

@@ -43,10 +43,10 @@ cdef extern from *:
     #else
     #define SVM_RESTRICT __restrict__
     #endif
-    /* A window of several words moves into a GPU's memory and its page tables. In Cython the
+    /* A window moves into a GPU's memory and its page tables, word by word. In Cython the
        lines might overlap for all the compiler knows. Returns pages moved; *absent: any was
        nowhere yet. */
-    static inline unsigned svm_take_pages(
+    static inline unsigned svm_take_words(
         uint64_t *SVM_RESTRICT vram, uint64_t *SVM_RESTRICT system,
         uint64_t *SVM_RESTRICT mapped, unsigned lo, unsigned hi,
         uint64_t *absent)
@@ -61,7 +61,7 @@ cdef extern from *:
             held = vram[w] & span;
             m = span ^ held;
             was = system[w];
-            if (held) /* some are there already, and rarely: count them */
+            if (held) 
                 moved -= svm_popcount64(held);
             vram[w] |= span;
             mapped[w] |= span;
@@ -75,6 +75,58 @@ cdef extern from *:
         *absent = gone;
         return moved;
     }
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    /* On whole lines, two words at a time: the words that a window ends in differ from one
+       to the next, and a branch on them would be guessed wrong. */
+    typedef uint64_t svm_pair_t __attribute__((vector_size(16)));
+    static inline svm_pair_t svm_get(const void *p)
+    { svm_pair_t x; __builtin_memcpy(&x, p, sizeof x); return x; }
+    static inline void svm_put(void *p, svm_pair_t x) { __builtin_memcpy(p, &x, sizeof x); }
+    #define SVM_8(x) x, x, x, x, x, x, x, x
+    #define SVM_ROW(k) { \
+        SVM_8(0), SVM_8(0), SVM_8(0), SVM_8(0), SVM_8(0), SVM_8(0), SVM_8(0), SVM_8(0), \
+        (0xff << k) & 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, \
+        SVM_8(0xff), SVM_8(0xff), SVM_8(0xff), SVM_8(0xff), \
+        SVM_8(0xff), SVM_8(0xff), SVM_8(0xff) }
+    /* From byte 64 - b of row k on: a line with the bits from 8 * b + k on. */
+    static const unsigned char SVM_FROM[8][128] = {
+        SVM_ROW(0), SVM_ROW(1), SVM_ROW(2), SVM_ROW(3),
+        SVM_ROW(4), SVM_ROW(5), SVM_ROW(6), SVM_ROW(7)
+    };
+    static inline const unsigned char *svm_from(size_t bit)
+    { return &SVM_FROM[0][0] + ((bit & 7) << 7) + 64 - (bit >> 3); }
+    static inline unsigned svm_take_pages(uint64_t *vram, uint64_t *system, uint64_t *mapped,
+                                          unsigned lo, unsigned hi, uint64_t *absent)
+    {
+        const unsigned char *from = svm_from(lo), *past = svm_from(hi + 1);
+        const svm_pair_t a = svm_get(from) & ~svm_get(past);
+        const svm_pair_t b = svm_get(from + 16) & ~svm_get(past + 16);
+        const svm_pair_t c = svm_get(from + 32) & ~svm_get(past + 32);
+        const svm_pair_t d = svm_get(from + 48) & ~svm_get(past + 48);
+        svm_pair_t x = (svm_get(vram) & a) | (svm_get(vram + 2) & b)
+            | (svm_get(vram + 4) & c) | (svm_get(vram + 6) & d);
+        if (x[0] | x[1]) /* some are there already, and rarely: they have to be counted */
+            return svm_take_words(vram, system, mapped, lo, hi, absent);
+        x = (a & ~svm_get(system)) | (b & ~svm_get(system + 2))
+            | (c & ~svm_get(system + 4)) | (d & ~svm_get(system + 6));
+        *absent = x[0] | x[1];
+        svm_put(vram, svm_get(vram) | a);
+        svm_put(vram + 2, svm_get(vram + 2) | b);
+        svm_put(vram + 4, svm_get(vram + 4) | c);
+        svm_put(vram + 6, svm_get(vram + 6) | d);
+        svm_put(mapped, svm_get(mapped) | a);
+        svm_put(mapped + 2, svm_get(mapped + 2) | b);
+        svm_put(mapped + 4, svm_get(mapped + 4) | c);
+        svm_put(mapped + 6, svm_get(mapped + 6) | d);
+        svm_put(system, svm_get(system) & ~a);
+        svm_put(system + 2, svm_get(system + 2) & ~b);
+        svm_put(system + 4, svm_get(system + 4) & ~c);
+        svm_put(system + 6, svm_get(system + 6) & ~d);
+        return hi - lo + 1;
+    }
+    #else
+    #define svm_take_pages svm_take_words
+    #endif
     #endif
     """
     unsigned int take_pages "svm_take_pages"(uint64_t* vram, uint64_t* system, uint64_t* mapped,
@@ -109,7 +161,7 @@ cdef struct mask_row_t:
 
 # One 64-byte cache line: which mask lines a 2 MiB block has.
 cdef struct block_t:
-    uint64_t number      # page >> 9
+    uint64_t number      # page >> 9; MORE_LINES in a further header
     uint32_t more        # next header of the same block when 8 lines are not enough; 0 = none
     uint16_t n           # lines in use here
     uint16_t pad
@@ -131,6 +183,9 @@ cdef struct residency_t:
     uint32_t nslots      # power of two
     uint64_t last_group  # most recent look-up: group number and its table + 1
     uint32_t last_table
+
+cdef enum:
+    MORE_LINES = 0xffffffffffffffff
 
 cdef enum:
     GROUP_BLOCKS = 512   # 2 MiB blocks of one directory table: 1 GiB
@@ -186,21 +241,25 @@ cdef inline uint64_t span_word(uint32_t w, uint32_t lo, uint32_t hi) noexcept no
     return m
 
 
-cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
+cdef inline uint64_t usual_tags(uint32_t gpu) noexcept nogil:
+    """Tags of a block whose lines the first fault of the GPU made, as most blocks are."""
+    return <uint64_t>(MASK_VRAM << 8 | gpu) << 16 | <uint64_t>(MASK_MAPPED << 8 | gpu) << 32
+
+
+cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu, uint64_t usual,
                            lines_t* out) noexcept nogil:
-    """The block's lines for a GPU, in one pass over its header."""
+    """The block's lines for a GPU, in one pass over its header; *usual*: its usual_tags."""
     cdef block_t* b = r.blocks + block
+    cdef line_t* lines = r.lines
     cdef uint32_t i, tag
     cdef uint64_t tags
     memcpy(&tags, b.tags, sizeof(tags))
-    if b.n == 3 and b.more == 0 and (tags & <uint64_t>0xffffffffffffU) == (
-        <uint64_t>(MASK_VRAM << 8 | gpu) << 16 | <uint64_t>(MASK_MAPPED << 8 | gpu) << 32
-    ):
-        # As most blocks are: lines made by the first fault of one GPU. On a big-endian
-        # machine the order of bytes never matches, and the loop below finds them.
-        out.system = r.lines[b.lines[0]].w
-        out.vram = r.lines[b.lines[1]].w
-        out.mapped = r.lines[b.lines[2]].w
+    if b.n == 3 and b.more == 0 and (tags ^ usual) << 16 == 0:
+        # On a big-endian machine the order of bytes never matches, and the loop below finds
+        # the lines.
+        out.system = lines[b.lines[0]].w
+        out.vram = lines[b.lines[1]].w
+        out.mapped = lines[b.lines[2]].w
         out.other = False
         return
     out.system = NULL

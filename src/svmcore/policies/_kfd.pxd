@@ -53,8 +53,9 @@ cdef struct range_t:
     uint64_t validate_ns   # last successful mapping; 0 = never
     uint32_t vram_pages    # pages in GPU memory (a device has less than 2**32)
     uint32_t attrs         # attribute set
-    uint32_t bo            # VRAM object, 0 = no pointer
-    uint32_t bo_serial     # the pointer is dead when the object's serial differs
+    uint32_t bo            # VRAM object; 0 without a pointer to a living one
+    uint32_t block         # what the block of its first page would be, counted back from one
+                           # that was found: a guess to be checked, see block_of
     uint32_t bo_prev       # object's list, eviction order
     uint32_t bo_next
     uint32_t side          # rare state, 0 = none
@@ -91,11 +92,11 @@ cdef struct bo_t:
     uint64_t sequence      # order of creation over the whole node
     uint32_t holders       # ranges with a reference
     uint32_t first         # list of ranges
-    uint32_t serial        # changes when the number is used again
     uint32_t prev          # objects in creation order
     uint32_t next
     uint8_t gpu
     uint8_t alive
+    uint8_t stray          # ranges that are not on the list may point to it
 
 cdef struct gpu_t:
     uint64_t vram_pages

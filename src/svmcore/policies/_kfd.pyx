@@ -58,6 +58,8 @@ from .._faults cimport (
     UNMAP_FROM_CPU,
     UNMAP_NOTIFY,
     UNMAP_NOTIFY_MIGRATE,
+    costs_t,
+    counters_t,
     engine_free,
     engine_log,
     engine_map,
@@ -135,6 +137,7 @@ from .._residency cimport (
     res_where,
     span_word,
     take_pages,
+    usual_tags,
     residency_t,
     room_t,
 )
@@ -194,6 +197,21 @@ cdef struct short_t:
     uint64_t last
     uint32_t moved         # pages
     uint8_t best           # processor code
+
+# What faults of one GPU on the short way read and add up, for the compiler to keep at hand:
+# through the process it could be changed by every store.
+cdef struct run_t:
+    range_t* ranges
+    attrs_t* sets
+    residency_t* res
+    uint64_t tags          # usual_tags of the GPU
+    uint64_t now           # modelled time, and the cost of the present operation so far
+    uint64_t cost_ns
+    uint64_t maps          # faults served
+    uint64_t attempts      # of them, those that ask for a move
+    uint64_t moves
+    uint64_t pages         # moved
+    uint64_t unmaps
 
 # A mapping's code in the map of VMAs: 1 + (protection | kind << 2).
 cdef enum vma_bits:
@@ -491,12 +509,6 @@ cdef int kfd_mmap(kfd_t* p, uint64_t first, uint64_t last, uint32_t code) noexce
 
 # ---- VRAM objects (sections 2, 15, 19) --------------------------------------------------
 
-cdef inline bint bo_alive(kfd_t* p, uint32_t node) noexcept nogil:
-    """Does the range's pointer lead to a living object?"""
-    cdef range_t* r = p.ranges + node
-    return r.bo != 0 and p.bos[r.bo].alive and p.bos[r.bo].serial == r.bo_serial
-
-
 cdef void bo_unlist(kfd_t* p, uint32_t node) noexcept nogil:
     cdef range_t* r = p.ranges + node
     if not r.bits & RANGE_ON_BO:
@@ -530,7 +542,12 @@ cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
     node = bo.first
     while node:
         p.ranges[node].bits &= ~RANGE_ON_BO
+        p.ranges[node].bo = 0
         node = p.ranges[node].bo_next
+    if bo.stray:
+        for node in range(1, p.nranges):
+            if p.ranges[node].bo == number:
+                p.ranges[node].bo = 0
     p.node.used[bo.gpu] -= bo.npages
     if p.order != NULL:
         evict_remove(p.order, number)
@@ -544,7 +561,6 @@ cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
     else:
         p.last_bo = bo.prev
     bo.alive = False
-    bo.serial += 1
     bo.next = p.free_bo
     p.free_bo = number
 
@@ -559,15 +575,13 @@ cdef void bo_drop(kfd_t* p, uint32_t node) noexcept nogil:
 
 
 cdef void bo_forget(kfd_t* p, uint32_t node) noexcept nogil:
-    if bo_alive(p, node):
-        bo_unlist(p, node)
-    p.ranges[node].bits &= ~RANGE_ON_BO
+    bo_unlist(p, node)
     p.ranges[node].bo = 0
 
 
 cdef void bo_pages_left(kfd_t* p, uint32_t node, uint64_t pages) noexcept nogil:
     """Pages of the range's object are gone."""
-    if pages and bo_alive(p, node):
+    if pages and p.ranges[node].bo:
         p.bos[p.ranges[node].bo].pages -= pages
         bo_reap(p, p.ranges[node].bo)
 
@@ -581,7 +595,7 @@ cdef void release(kfd_t* p, uint32_t node) noexcept nogil:
 
 cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
     """Memory pressure: every range on the object's list leaves it (section 15)."""
-    cdef uint32_t serial = p.bos[number].serial, node, following, _round
+    cdef uint32_t node, following, _round
     p.engine.counters.evictions += 1
     p.engine.cost_ns += p.engine.costs.evict_ns
     if p.rules.reports_eviction:
@@ -604,8 +618,10 @@ cdef void bo_evict(kfd_t* p, uint32_t number) noexcept nogil:
         if p.ranges[node].actual == 0:
             bo_drop(p, node)
             p.ranges[node].bo = 0
+        elif p.ranges[node].bo:
+            p.bos[number].stray = True
         node = following
-    if p.bos[number].alive and p.bos[number].serial == serial:
+    if p.bos[number].alive:
         engine_log(p.engine, EVENT_WARN, 0, 0, 0, 0, 0, 0)
 
 
@@ -661,7 +677,7 @@ cdef inline bint reserve_bos(kfd_t* p, uint64_t count) noexcept nogil:
     )
 
 
-cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
+cdef inline bo_t* bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
     """A new object of the range, held by it; room for it is reserved."""
     cdef range_t* r = p.ranges + node
     cdef uint32_t number = p.free_bo
@@ -674,7 +690,6 @@ cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) n
         number = p.nbos
         p.nbos += 1
         bo = p.bos + number
-        bo.serial = 0
     bo.npages = size
     bo.pages = 0
     bo.sequence = p.node.sequence
@@ -683,6 +698,7 @@ cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) n
     bo.first = node
     bo.gpu = <uint8_t>gpu
     bo.alive = True
+    bo.stray = False
     bo.prev = p.last_bo
     bo.next = 0
     if p.last_bo:
@@ -692,10 +708,10 @@ cdef inline void bo_make(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) n
     p.last_bo = number
     p.node.used[gpu] += size
     r.bo = number
-    r.bo_serial = bo.serial
     r.bo_prev = 0
     r.bo_next = 0
     r.bits |= RANGE_HAS_BO | RANGE_ON_BO
+    return bo
 
 
 cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept nogil:
@@ -705,7 +721,7 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     """
     cdef range_t* r = p.ranges + node
     cdef int error
-    if bo_alive(p, node) and p.bos[r.bo].gpu == gpu:
+    if r.bo and p.bos[r.bo].gpu == gpu:
         if p.order != NULL:
             # The driver sees faults and moves, never the touches of mapped pages.
             evict_touch(p.order, r.bo, p.node.sequence)
@@ -728,19 +744,20 @@ cdef int bo_get(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t size) noexcept n
     return 0
 
 
-cdef inline bint room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nogil:
-    """The range holds an object on the GPU now; False where one would not fit as things are."""
+cdef inline bo_t* room_for_bo(kfd_t* p, uint32_t node, uint32_t gpu) noexcept nogil:
+    """The object on the GPU that the range holds now; NULL where one would not fit as it is."""
     cdef range_t* r = p.ranges + node
     cdef uint64_t size
     if r.bits & RANGE_HAS_BO:
-        return p.bos[r.bo].gpu == gpu
+        return p.bos + r.bo if p.bos[r.bo].gpu == gpu else NULL
     size = r.last - r.start + 1
     if p.node.used[gpu] + size > p.gpus[gpu].vram_pages:
-        return False
-    if p.free_bo and not bo_alive(p, node) and p.fail_vram == 0:
-        bo_make(p, node, gpu, size)
-        return True
-    return reserve_bos(p, 1) and bo_get(p, node, gpu, size) == 0
+        return NULL
+    if p.free_bo and r.bo == 0 and p.fail_vram == 0:
+        return bo_make(p, node, gpu, size)
+    if reserve_bos(p, 1) and bo_get(p, node, gpu, size) == 0:
+        return p.bos + r.bo
+    return NULL
 
 
 # ---- notifier (sections 11, 13) ---------------------------------------------------------
@@ -843,7 +860,6 @@ cdef uint32_t clone(kfd_t* p, uint32_t node) noexcept nogil:
     c.bits = r.bits & RANGE_DONE
     if r.bits & RANGE_HAS_BO:
         c.bo = r.bo
-        c.bo_serial = r.bo_serial
         c.bits |= RANGE_HAS_BO
         p.bos[c.bo].holders += 1
         bo_enlist(p, copy)
@@ -1181,45 +1197,95 @@ cdef void kfd_deliver_touch(kfd_t* p, const arrival_t* fault, uint32_t node,
     out.page = fault.page
 
 
+cdef inline uint32_t guess_block(kfd_t* p, const range_t* r, uint64_t number) noexcept nogil:
+    """Where block *number* is if the range's blocks lie in a row; 0 where that is nowhere."""
+    cdef uint32_t guess = r.block + <uint32_t>(number - (r.start >> 9))
+    return guess if guess < p.engine.res.nblocks else NO_BLOCK
+
+
+cdef inline void keep_guess(range_t* r, uint64_t number, uint32_t block) noexcept nogil:
+    r.block = block - <uint32_t>(number - (r.start >> 9))
+
+
+cdef inline uint32_t block_of(kfd_t* p, uint32_t node, uint64_t page) noexcept nogil:
+    """The 2 MiB block of a page of the range; a good guess spares the directory."""
+    cdef residency_t* res = p.engine.res
+    cdef range_t* r = p.ranges + node
+    cdef uint32_t block = guess_block(p, r, page >> 9)
+    if block and res.blocks[block].number == page >> 9:
+        return block
+    block = find_block(res, page >> 9)
+    keep_guess(r, page >> 9, block)
+    return block
+
+
+cdef inline uint32_t* ask_entry(residency_t* res, uint64_t page) noexcept nogil:
+    """The directory's entry of the page's block, asked for ahead; NULL without one."""
+    cdef uint32_t table = find_table(res, page >> 18)
+    cdef uint32_t* entry
+    if table == 0:
+        return NULL
+    entry = res.tables + <size_t>(table - 1) * GROUP_BLOCKS + (page >> 9) % GROUP_BLOCKS
+    ask_ahead(entry)
+    return entry
+
+
+cdef inline void ask_lines(residency_t* res, uint32_t block) noexcept nogil:
+    """Lines made by one fault lie side by side."""
+    cdef line_t* lines = res.lines + res.blocks[block].lines[0]
+    ask_ahead(lines)
+    ask_ahead(lines + 1)
+    ask_ahead(lines + 2)
+
+
 cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint faults,
                          ahead_t* a) noexcept nogil:
-    cdef uint32_t i, table
-    cdef residency_t* r = p.engine.res
-    cdef line_t* lines
+    cdef uint32_t i
+    cdef residency_t* res = p.engine.res
+    cdef range_t* r
     cdef uint64_t pages[LOOK_AHEAD]
     cdef uint32_t* entries[LOOK_AHEAD]
+    a.version = p.tree_version
     for i in range(n):
         pages[i] = records[i].addr >> 12
-    a.version = p.tree_version
-    if faults:
-        ranges_values_many(p.tree, pages, n, a.nodes)
-    else:
+    # Each step asks for what the next one reads. One step after the other for all records is
+    # faster than steps of several groups by turns.
+    if not faults:
         memset(a.nodes, 0, n * sizeof(uint32_t))
-    if p.live_ranges < (CACHED_FAULTS if faults else CACHED_TOUCHES):
-        if faults:
-            for i in range(n):
-                a.blocks[i] = find_block(r, pages[i] >> 9)
+        if p.live_ranges < CACHED_TOUCHES:
+            return
+        for i in range(n):
+            entries[i] = ask_entry(res, pages[i])
+        for i in range(n):
+            a.blocks[i] = entries[i][0] if entries[i] != NULL else NO_BLOCK
+            ask_ahead(res.blocks + a.blocks[i])
+        for i in range(n):
+            ask_lines(res, a.blocks[i])
         return
-    # Each step asks for what the next one reads: directory, header, lines. One step after the
-    # other for all records is faster than steps of several groups by turns.
+    ranges_values_many(p.tree, pages, n, a.nodes)
+    if p.live_ranges < CACHED_FAULTS:
+        for i in range(n):
+            a.blocks[i] = block_of(p, a.nodes[i], pages[i])
+        return
     for i in range(n):
         ask_ahead(p.ranges + a.nodes[i])
-        table = find_table(r, pages[i] >> 18)
+    for i in range(n):
+        r = p.ranges + a.nodes[i]
+        a.blocks[i] = guess_block(p, r, pages[i] >> 9)
+        ask_ahead(res.blocks + a.blocks[i])
+        ask_ahead(p.bos + r.bo)
+    for i in range(n):
         entries[i] = NULL
-        if table:
-            entries[i] = r.tables + <size_t>(table - 1) * GROUP_BLOCKS
-            entries[i] += (pages[i] >> 9) % GROUP_BLOCKS
-            ask_ahead(entries[i])
+        if a.blocks[i] != NO_BLOCK and res.blocks[a.blocks[i]].number == pages[i] >> 9:
+            ask_lines(res, a.blocks[i])
+        else:
+            a.blocks[i] = NO_BLOCK
+            entries[i] = ask_entry(res, pages[i])
     for i in range(n):
-        a.blocks[i] = entries[i][0] if entries[i] != NULL else NO_BLOCK
-        ask_ahead(r.blocks + a.blocks[i])
-        ask_ahead(p.bos + p.ranges[a.nodes[i]].bo)
-    for i in range(n):
-        # Lines made by one fault lie side by side.
-        lines = r.lines + r.blocks[a.blocks[i]].lines[0]
-        ask_ahead(lines)
-        ask_ahead(lines + 1)
-        ask_ahead(lines + 2)
+        if entries[i] != NULL:
+            a.blocks[i] = entries[i][0]
+            keep_guess(p.ranges + a.nodes[i], pages[i] >> 9, a.blocks[i])
+            ask_ahead(res.blocks + a.blocks[i])
 
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
@@ -1318,46 +1384,68 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
     p.plain_gpus = gpus
 
 
-cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t page,
+cdef inline void run_begin(kfd_t* p, uint32_t gpu, run_t* run) noexcept nogil:
+    run.tags = usual_tags(gpu)
+    run.ranges = p.ranges
+    run.sets = p.sets
+    run.res = p.engine.res
+    run.now = p.engine.now
+    run.cost_ns = p.engine.cost_ns
+    run.maps = run.attempts = run.moves = run.pages = run.unmaps = 0
+
+
+cdef inline void run_end(kfd_t* p, const run_t* run, uint32_t gpu) noexcept nogil:
+    cdef counters_t* c = &p.engine.counters
+    p.engine.now = run.now
+    p.engine.cost_ns = run.cost_ns
+    c.maps += run.maps
+    c.migration_attempts += run.attempts
+    c.migrations += run.moves
+    c.migrated_pages += run.pages
+    c.pages_to_device += run.pages
+    c.unmaps += run.unmaps
+    p.engine.processors[1 + gpu].pages_in += run.pages
+
+
+cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t gpu, uint64_t page,
                                  uint32_t block, short_t* out) noexcept nogil:
     """The common fault in one pass over one cache line each: same result as the long way.
 
     Common: a settled range, pages that belong to the faulting GPU or stay in system
     memory, a window inside one 2 MiB block (the page's, *block*) that nobody else has
     mapped or holds. All else is SHORT_NOT, with nothing changed but, at most, a reference
-    to an object.
+    to an object. *page* is in the tree's interval of *node*, and so in a settled range.
     """
-    cdef range_t* r = p.ranges + node
-    cdef engine_t* e = p.engine
-    cdef attrs_t* a = p.sets + r.attrs
+    cdef range_t* r = run.ranges + node
+    cdef const costs_t* costs = &p.engine.costs
+    cdef attrs_t* a
+    cdef bo_t* bo
     cdef uint64_t first, last, end, m, span, absent = 0
     cdef uint64_t bit = <uint64_t>1 << gpu
-    cdef uint32_t w, lo, hi, moved = 0
+    cdef uint32_t w, lo, hi, moved = 0, unmaps
     cdef uint8_t best
     cdef lines_t l
-    if r.side or r.mapped & ~bit or page < r.start or page > r.last:
+    if r.side or r.mapped & ~bit:
         return SHORT_NOT
-    if r.validate_ns and e.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+    if r.validate_ns and run.now < r.validate_ns + DUPLICATE_WINDOW_NS:
         return SHORT_DUPLICATE
+    a = run.sets + r.attrs
     best = a.best[gpu]
     if best == BEST_NONE and p.vma_plain and p.vma_first <= page <= p.vma_last:
         return SHORT_DENIED
-    if best > MAX_GPUS or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO):
-        return SHORT_NOT
-    if best == 0:
-        if r.actual:
-            return SHORT_NOT
-    elif best != 1 + gpu or (r.actual and r.actual != best):
-        return SHORT_NOT
-    fault_window(page, a.granularity, r.start, r.last, &first, &last)
-    if first < p.vma_first or last > p.vma_last:
-        vma_at(p, page, &end)
     if (
-        not p.vma_plain or first < p.vma_first or last > p.vma_last
-        or first >> 9 != last >> 9 or block == NO_BLOCK
+        best and best != 1 + gpu or r.actual and r.actual != best
+        or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO)
     ):
         return SHORT_NOT
-    res_lines(e.res, block, gpu, &l)
+    fault_window(page, a.granularity, r.start, r.last, &first, &last)
+    if (first ^ last) >> 9 or block == NO_BLOCK:
+        return SHORT_NOT
+    if not p.vma_plain or first < p.vma_first or last > p.vma_last:
+        vma_at(p, page, &end)
+        if not p.vma_plain or first < p.vma_first or last > p.vma_last:
+            return SHORT_NOT
+    res_lines(run.res, block, gpu, run.tags, &l)
     if l.other or l.mapped == NULL:
         return SHORT_NOT
     lo = first & 511
@@ -1371,7 +1459,10 @@ cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t
             l.mapped[w] |= span
     else:
         # A block with a line of GPU memory has one of system memory.
-        if l.vram == NULL or l.system == NULL or not room_for_bo(p, node, gpu):
+        if l.vram == NULL or l.system == NULL:
+            return SHORT_NOT
+        bo = room_for_bo(p, node, gpu)
+        if bo == NULL:
             return SHORT_NOT
         w = lo >> 6
         if w == hi >> 6:
@@ -1385,27 +1476,25 @@ cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t
                 l.system[w] &= ~m
         else:
             moved = take_pages(l.vram, l.system, l.mapped, lo, hi, &absent)
-        if r.mapped:
-            # The migration's notifier event; a second one where pages were made on the way.
-            e.counters.unmaps += 1
-            e.cost_ns += e.costs.unmap_ns
-            if absent and not (first == r.start and last == r.last):
-                e.counters.unmaps += 1
-                e.cost_ns += e.costs.unmap_ns
-        e.counters.migration_attempts += 1
+        # The migration's notifier event, where a GPU has the range mapped; a second one where
+        # pages were made on the way. No branch: one range in two has it mapped.
+        unmaps = r.mapped != 0
+        if absent and not (first == r.start and last == r.last):
+            unmaps += unmaps
+        run.unmaps += unmaps
+        run.cost_ns += unmaps * costs.unmap_ns
+        run.attempts += 1
         if moved:
-            e.counters.migrations += 1
-            e.counters.migrated_pages += moved
-            e.counters.pages_to_device += moved
-            e.processors[1 + gpu].pages_in += moved
-            e.cost_ns += transfer_ns(&e.costs.to_device, moved)
-            p.bos[r.bo].pages += moved
+            run.moves += 1
+            run.pages += moved
+            run.cost_ns += transfer_ns(&costs.to_device, moved)
+            bo.pages += moved
             r.vram_pages += moved
             r.actual = best
-    e.counters.maps += 1
+    run.maps += 1
     r.mapped |= bit
     r.bits |= RANGE_DONE
-    r.validate_ns = present_ns(p)
+    r.validate_ns = run.now + run.cost_ns
     out.first = first
     out.last = last
     out.moved = moved
@@ -1415,51 +1504,69 @@ cdef inline uint32_t fault_short(kfd_t* p, uint32_t node, uint32_t gpu, uint64_t
 
 cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
                        uint32_t by, outcome_t* out) noexcept nogil:
-    cdef engine_t* e = p.engine
     cdef processor_t* who
-    cdef size_t i
-    cdef uint32_t gpu, how
+    cdef size_t i = 0
+    cdef uint64_t fault_ns = p.engine.costs.fault_ns, duplicates, denied
+    cdef uint32_t how, code, gpu
     cdef short_t s
+    cdef run_t run
     if p.restore_pending or p.ndeferred or a.version != p.tree_version:
         return 0
-    for i in range(n):
-        gpu = (by if records[i].proc == 255 else records[i].proc) - 1
-        if (
-            records[i].kind != KIND_FAULT or a.nodes[at + i] == 0 or gpu >= MAX_GPUS
-            or not p.plain_gpus >> gpu & 1
-        ):
+    while i < n:
+        # One GPU's faults after the other.
+        code = records[i].proc
+        gpu = (by if code == 255 else code) - 1
+        if gpu >= MAX_GPUS or not p.plain_gpus >> gpu & 1:
             return i
-        how = fault_short(p, a.nodes[at + i], gpu, records[i].addr >> 12, a.blocks[at + i], &s)
+        duplicates = denied = 0
+        how = SHORT_DUPLICATE
+        run_begin(p, gpu, &run)
+        while i < n and records[i].proc == code:
+            how = SHORT_NOT
+            if records[i].kind == KIND_FAULT and a.nodes[at + i]:
+                how = fault_short(p, &run, a.nodes[at + i], gpu, records[i].addr >> 12,
+                                  a.blocks[at + i], &s)
+            if how == SHORT_NOT:
+                break
+            out[i].page = records[i].addr >> 12
+            out[i].remote = 0
+            out[i].pad = 0
+            if how == SHORT_SERVED:
+                run.now += run.cost_ns + fault_ns
+                run.cost_ns = 0
+                out[i].moved = s.moved
+                out[i].faults = 1
+                out[i].duplicates = 0
+                out[i].code = 0
+                out[i].reason = REASON_OK
+                out[i].best = s.best
+            elif how == SHORT_DUPLICATE:
+                duplicates += 1
+                out[i].moved = 0
+                out[i].faults = 0
+                out[i].duplicates = 1
+                out[i].code = 0
+                out[i].reason = REASON_DUPLICATE
+                out[i].best = NOWHERE
+            else:
+                denied += 1
+                run.now += fault_ns
+                out[i].moved = 0
+                out[i].faults = 0
+                out[i].duplicates = 0
+                out[i].code = -E_ACCES
+                out[i].reason = REASON_NO_ACCESS
+                out[i].best = NOWHERE
+            out[i].t_ns = run.now
+            i += 1
+        run_end(p, &run, gpu)
+        who = p.engine.processors + 1 + gpu
+        who.faults += run.maps
+        who.duplicates += duplicates
+        who.fatal += denied
+        who.driver_faults += run.maps + duplicates + denied
         if how == SHORT_NOT:
             return i
-        who = e.processors + 1 + gpu
-        who.driver_faults += 1
-        out[i].page = records[i].addr >> 12
-        out[i].moved = 0
-        out[i].remote = 0
-        out[i].faults = 0
-        out[i].duplicates = 0
-        out[i].code = 0
-        out[i].best = NOWHERE
-        out[i].pad = 0
-        if how == SHORT_SERVED:
-            out[i].moved = s.moved
-            out[i].faults = 1
-            out[i].reason = REASON_OK
-            out[i].best = s.best
-            who.faults += 1
-            e.now += e.cost_ns + e.costs.fault_ns
-            e.cost_ns = 0
-        elif how == SHORT_DUPLICATE:
-            out[i].duplicates = 1
-            out[i].reason = REASON_DUPLICATE
-            who.duplicates += 1
-        else:
-            out[i].code = -E_ACCES
-            out[i].reason = REASON_NO_ACCESS
-            who.fatal += 1
-            e.now += e.costs.fault_ns
-        out[i].t_ns = e.now
     return n
 
 
@@ -1469,11 +1576,14 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
     cdef int ret
     cdef uint32_t how
     cdef short_t s
+    cdef run_t run
     memset(out, 0, sizeof(fault_t))
     out.best = NOWHERE
     if gpu >= 0 and p.plain_gpus >> gpu & 1 and (node or fault_node(p, page, &node)):
-        how = fault_short(p, node, <uint32_t>gpu, page, find_block(p.engine.res, page >> 9), &s)
+        run_begin(p, <uint32_t>gpu, &run)
+        how = fault_short(p, &run, node, <uint32_t>gpu, page, block_of(p, node, page), &s)
         if how != SHORT_NOT:
+            run_end(p, &run, <uint32_t>gpu)
             p.engine.processors[1 + gpu].driver_faults += 1
             if how == SHORT_DUPLICATE:
                 return fault_end(out, 0, REASON_DUPLICATE, True)
@@ -2365,12 +2475,13 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
     cdef uint64_t span, missing = 0, local = 0
     cdef lines_t l
     cdef short_t f
+    cdef run_t run
     if first >> 9 != last >> 9 or p.restore_pending or p.ndeferred:
         return False
     block = find_block(e.res, first >> 9)
     if block == NO_BLOCK:
         return False
-    res_lines(e.res, block, gpu, &l)
+    res_lines(e.res, block, gpu, usual_tags(gpu), &l)
     if l.other or l.mapped == NULL:
         return False
     w = lo >> 6
@@ -2382,8 +2493,10 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
         settle(p)
         if not node and not fault_node(p, first, &node):
             return False
-        if fault_short(p, node, gpu, first, block, &f) != SHORT_SERVED:
+        run_begin(p, gpu, &run)
+        if fault_short(p, &run, node, gpu, first, block, &f) != SHORT_SERVED:
             return False
+        run_end(p, &run, gpu)
         e.processors[1 + gpu].driver_faults += 1
         e.processors[1 + gpu].faults += 1
         e.cost_ns += e.costs.fault_ns
@@ -2391,7 +2504,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
         out.best = f.best
         if f.last < last:
             return False
-        res_lines(e.res, block, gpu, &l)
+        res_lines(e.res, block, gpu, usual_tags(gpu), &l)
     while True:
         span = span_word(w, lo, hi)
         if span & ~l.mapped[w]:
@@ -2550,8 +2663,10 @@ cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held, uint64_t* inside) n
     cdef range_t* r = p.ranges + node
     if r.bits & RANGE_HAS_BO:
         held[0] += 1
-        if not bo_alive(p, node):
+        if r.bo == 0:
             return 11
+    if r.bo and not (p.bos[r.bo].alive and (r.bits & RANGE_ON_BO or p.bos[r.bo].stray)):
+        return 11
     if r.actual and not (r.bits & RANGE_HAS_BO and p.bos[r.bo].gpu == r.actual - 1):
         return 12
     if is_child(p, node) or (child and pending_of(p, node) == PENDING_NONE):
@@ -2566,7 +2681,7 @@ cdef int check_side(kfd_t* p, uint32_t node, uint64_t* held, uint64_t* inside) n
         inside[0] += res_count_vram(p.engine.res, p.ranges[child].start, p.ranges[child].last)
         if p.ranges[child].bits & RANGE_HAS_BO:
             held[0] += 1
-            if not bo_alive(p, child):
+            if p.ranges[child].bo == 0:
                 return 11
         if not is_child(p, child) or pending_of(p, child) == PENDING_NONE:
             return 13

@@ -241,7 +241,6 @@ cdef object pack_ranges(kfd_t* p, const range_entry_t[::1] tree, uint32_t[::1] n
     cdef range_row_t* row
     cdef range_t* r
     cdef attrs_t* a
-    cdef bo_t* bo
     ranges = new_table("ranges", p.live_ranges)
     attributes = new_table("attributes", p.nsets)
     rows = ranges
@@ -279,9 +278,7 @@ cdef object pack_ranges(kfd_t* p, const range_entry_t[::1] tree, uint32_t[::1] n
             of_set[r.attrs] = nsets
         row.attributes = of_set[r.attrs]
         if r.bo:
-            bo = p.bos + r.bo
-            if bo.alive and bo.serial == r.bo_serial:
-                row.object = of_bo[r.bo]
+            row.object = of_bo[r.bo]
     if p.live_ranges > linked:
         for i in range(linked):
             child = p.sides[p.ranges[order[i]].side].first_child
@@ -959,6 +956,8 @@ cdef int fill_map(ranges_t* m, const range_entry_t[::1] entries) except -1:
 
 cdef int build_ranges(kfd_t* p, const range_row_t[::1] rows, const uint32_t[::1] listed,
                       uint32_t ndeferred, uint32_t nsides, const uint32_t[::1] sets) except -1:
+    """1 where a range points to an object and is not on its list."""
+    cdef int stray = 0
     cdef uint32_t n = <uint32_t>rows.shape[0], linked = <uint32_t>listed.shape[0], i
     cdef uint32_t side, parent, before = 0
     cdef range_entry_t[::1] tree = np.empty(linked, ENTRY)
@@ -992,6 +991,8 @@ cdef int build_ranges(kfd_t* p, const range_row_t[::1] rows, const uint32_t[::1]
         p.links[i + 1].invalid = <uint32_t>rows[i].invalid
         r.actual = rows[i].actual
         r.bits = rows[i].bits
+        if r.bo and not r.bits & RANGE_ON_BO:
+            stray = 1
         if i < linked:
             r.bits |= RANGE_LINKED
             tree[i].first = rows[i].notifier_first
@@ -1025,11 +1026,11 @@ cdef int build_ranges(kfd_t* p, const range_row_t[::1] rows, const uint32_t[::1]
     p.links[0].next = 0
     p.live_ranges = n
     fill_map(p.tree, tree)
-    return 0
+    return stray
 
 
-cdef int build_objects(kfd_t* p, const object_row_t[::1] rows,
-                       const uint32_t[::1] members) except -1:
+cdef int build_objects(kfd_t* p, const object_row_t[::1] rows, const uint32_t[::1] members,
+                       bint stray) except -1:
     cdef uint32_t n = <uint32_t>rows.shape[0], i, node, before
     cdef uint64_t at = 0, k
     cdef bo_t* bo
@@ -1063,6 +1064,10 @@ cdef int build_objects(kfd_t* p, const object_row_t[::1] rows,
         at += rows[i].listed
     p.first_bo = 1
     p.last_bo = n
+    if stray:
+        for node in range(1, p.nranges):
+            if p.ranges[node].bo and not p.ranges[node].bits & RANGE_ON_BO:
+                p.bos[p.ranges[node].bo].stray = True
     return 0
 
 
@@ -1253,8 +1258,8 @@ def unpack(KfdProcess process not None, tables):
     check_masks(p, masks, &room)
     check_pages(ranges, linked, objects, masks)
     sets = make_sets(process, attributes, row[0].xnack)
-    build_ranges(p, ranges, listed, ndeferred, nsides, sets)
-    build_objects(p, objects, members)
+    stray = build_ranges(p, ranges, listed, ndeferred, nsides, sets)
+    build_objects(p, objects, members, stray)
     if p.order != NULL:
         build_eviction(p, taken["order"], taken["chance"])
     fill_map(p.vmas, mapping_entries(taken["mappings"]))
