@@ -61,7 +61,7 @@ cdef extern from *:
             held = vram[w] & span;
             m = span ^ held;
             was = system[w];
-            if (held) 
+            if (held)
                 moved -= svm_popcount64(held);
             vram[w] |= span;
             mapped[w] |= span;
@@ -105,8 +105,20 @@ cdef extern from *:
         const svm_pair_t d = svm_get(from + 48) & ~svm_get(past + 48);
         svm_pair_t x = (svm_get(vram) & a) | (svm_get(vram + 2) & b)
             | (svm_get(vram + 4) & c) | (svm_get(vram + 6) & d);
-        if (x[0] | x[1]) /* some are there already, and rarely: they have to be counted */
-            return svm_take_words(vram, system, mapped, lo, hi, absent);
+        const int held = (x[0] | x[1]) != 0;
+        if (held) {
+            x = (a & ~svm_get(vram)) | (b & ~svm_get(vram + 2))
+                | (c & ~svm_get(vram + 4)) | (d & ~svm_get(vram + 6));
+            if (x[0] | x[1]) /* some are there already, and rarely: they have to be counted */
+                return svm_take_words(vram, system, mapped, lo, hi, absent);
+        }
+        svm_put(mapped, svm_get(mapped) | a);
+        svm_put(mapped + 2, svm_get(mapped + 2) | b);
+        svm_put(mapped + 4, svm_get(mapped + 4) | c);
+        svm_put(mapped + 6, svm_get(mapped + 6) | d);
+        *absent = 0;
+        if (held) /* all are */
+            return 0;
         x = (a & ~svm_get(system)) | (b & ~svm_get(system + 2))
             | (c & ~svm_get(system + 4)) | (d & ~svm_get(system + 6));
         *absent = x[0] | x[1];
@@ -114,10 +126,6 @@ cdef extern from *:
         svm_put(vram + 2, svm_get(vram + 2) | b);
         svm_put(vram + 4, svm_get(vram + 4) | c);
         svm_put(vram + 6, svm_get(vram + 6) | d);
-        svm_put(mapped, svm_get(mapped) | a);
-        svm_put(mapped + 2, svm_get(mapped + 2) | b);
-        svm_put(mapped + 4, svm_get(mapped + 4) | c);
-        svm_put(mapped + 6, svm_get(mapped + 6) | d);
         svm_put(system, svm_get(system) & ~a);
         svm_put(system + 2, svm_get(system + 2) & ~b);
         svm_put(system + 4, svm_get(system + 4) & ~c);

@@ -54,8 +54,7 @@ cdef struct range_t:
     uint32_t vram_pages    # pages in GPU memory (a device has less than 2**32)
     uint32_t attrs         # attribute set
     uint32_t bo            # VRAM object; 0 without a pointer to a living one
-    uint32_t block         # what the block of its first page would be, counted back from one
-                           # that was found: a guess to be checked, see block_of
+    uint32_t block         # guess of the block of its first page, see block_of
     uint32_t bo_prev       # object's list, eviction order
     uint32_t bo_next
     uint32_t side          # rare state, 0 = none
@@ -309,3 +308,5 @@ cdef class KfdProcess(Process):
     cdef readonly object rules
     cdef dict index
     cdef public bint refused
+    cdef fault_t told      # of the operation's last fault
+    cdef bint faulted

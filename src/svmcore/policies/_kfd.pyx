@@ -1240,11 +1240,12 @@ cdef inline void ask_lines(residency_t* res, uint32_t block) noexcept nogil:
 
 cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint faults,
                          ahead_t* a) noexcept nogil:
-    cdef uint32_t i
+    cdef uint32_t i, k, wrong = 0
     cdef residency_t* res = p.engine.res
     cdef range_t* r
     cdef uint64_t pages[LOOK_AHEAD]
     cdef uint32_t* entries[LOOK_AHEAD]
+    cdef uint32_t of[LOOK_AHEAD]   # records that were guessed wrong
     a.version = p.tree_version
     for i in range(n):
         pages[i] = records[i].addr >> 12
@@ -1275,15 +1276,17 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
         ask_ahead(res.blocks + a.blocks[i])
         ask_ahead(p.bos + r.bo)
     for i in range(n):
-        entries[i] = NULL
         if a.blocks[i] != NO_BLOCK and res.blocks[a.blocks[i]].number == pages[i] >> 9:
             ask_lines(res, a.blocks[i])
         else:
             a.blocks[i] = NO_BLOCK
-            entries[i] = ask_entry(res, pages[i])
-    for i in range(n):
-        if entries[i] != NULL:
-            a.blocks[i] = entries[i][0]
+            entries[wrong] = ask_entry(res, pages[i])
+            of[wrong] = i
+            wrong += 1
+    for k in range(wrong):
+        if entries[k] != NULL:
+            i = of[k]
+            a.blocks[i] = entries[k][0]
             keep_guess(p.ranges + a.nodes[i], pages[i] >> 9, a.blocks[i])
             ask_ahead(res.blocks + a.blocks[i])
 
@@ -3089,24 +3092,34 @@ cdef class KfdProcess(Process):
         return 0
 
     @cython.binding(False)
-    def fault(self, gpu_id, page, write, ts=0):
-        """One delivery of a GPU page fault (section 10)."""
-        cdef fault_t f
-        cdef int gpu = self.index.get(gpu_id, -1)
-        kfd_mode(self.p)
-        if gpu < 0:
-            kfd_fault(self.p, gpu, page, write, ts, 0, &f)
-        else:
-            kfd_deliver(self.p, <uint32_t>gpu, page, write, ts, 0, &f)
+    def begin(self, t_ns, record=True):
+        self.faulted = False
+        return Process.begin(self, t_ns, record)
+
+    def finish(self, ret=0):
         result = self.result
-        result.reason = _REASONS[f.reason]
-        result.unregistered = f.unregistered
-        result.vram_fallback = f.vram_fallback
-        result.migration = f.migration
-        if f.best != NOWHERE:
-            result.best_loc = location_id(self.gpus, f.best)
-            result.window = (f.first, f.last)
-        return f.ret
+        if self.faulted:
+            self.faulted = False
+            result.reason = _REASONS[self.told.reason]
+            result.unregistered = self.told.unregistered
+            result.vram_fallback = self.told.vram_fallback
+            result.migration = self.told.migration
+            if self.told.best != NOWHERE:
+                result.best_loc = location_id(self.gpus, self.told.best)
+                result.window = (self.told.first, self.told.last)
+        return Process.finish(self, ret)
+
+    @cython.binding(False)  # a plain method descriptor: a faster call
+    def fault(self, gpu_id, page, write, ts=0):
+        """One delivery of a GPU page fault (section 10); :meth:`finish` tells how it ended."""
+        cdef int gpu = self.index.get(gpu_id, -1)
+        if gpu < 0:
+            kfd_fault(self.p, gpu, page, write, ts, 0, &self.told)
+        else:
+            kfd_mode_of(self.p, 1 + gpu)
+            kfd_deliver(self.p, <uint32_t>gpu, page, write, ts, 0, &self.told)
+        self.faulted = True
+        return self.told.ret
 
     def cpu_access(self, page):
         """A CPU touch: 0, 2 for SIGBUS, -EFAULT without a mapping (section 14)."""
