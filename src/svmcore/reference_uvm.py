@@ -3,7 +3,9 @@
 Rules first (prefetch, thrashing, residency, coalescing), then the process that
 uses them. Everything is a Python integer used as a bit mask: of the pages of a
 2 MiB frame (bit = page number & 511), or of processors (bit 0 the CPU, 1 + i
-GPU i). :class:`UvmReference` is the twin of the compiled ``UvmProcess``; the
+GPU i). Under a kernel with pages of 64 KiB the masks hold all sixteen bits of a
+page or none; what is done page by page is done at its first, the head.
+:class:`UvmReference` is the twin of the compiled ``UvmProcess``; the
 two share no code. Section numbers are those of ``docs/explain/uvm.md``.
 """
 
@@ -58,6 +60,11 @@ def bits(mask: int) -> Iterator[int]:
     while mask:
         yield lowest(mask)
         mask &= mask - 1
+
+
+def heads(mask: int, step: int) -> Iterator[int]:
+    """First bits of the kernel's pages of *step* bits that are set, ascending."""
+    return (bit for bit in bits(mask) if bit % step == 0)
 
 
 def runs(mask: int) -> Iterator[tuple[int, int]]:
@@ -129,6 +136,7 @@ def prefetch_hint(
     thrashing: int,
     preferred: int | None,
     cpu_mapped: int,
+    step: int = 1,
 ) -> tuple[int, bool]:
     """Pages to bring besides the faulted ones, and whether the hint is given.
 
@@ -144,6 +152,8 @@ def prefetch_hint(
         Any page of the block is resident anywhere.
     cpu_mapped : int
         Pages that the CPU maps.
+    step : int
+        4 KiB pages in a page of the kernel.
     """
     if target != state.last:
         state.last, state.faults = target, 0
@@ -156,7 +166,7 @@ def prefetch_hint(
     mask &= ~faulted & ~thrashing
     if target == CPU:
         mask &= ~(resident & cpu_mapped)
-    state.faults = state.faults + faulted.bit_count() & 0xFFFF
+    state.faults = state.faults + faulted.bit_count() // step & 0xFFFF
     return mask, state.faults >= rules.prefetch_min_faults and mask != 0
 
 
@@ -201,8 +211,8 @@ class ThrashingBlock:
 class Thrashing:
     """Detection of pages that travel between processors, for one process."""
 
-    def __init__(self, topology: Topology, rules: Uvm) -> None:
-        self.topology, self.rules = topology, rules
+    def __init__(self, topology: Topology, rules: Uvm, step: int = 1) -> None:
+        self.topology, self.rules, self.step = topology, rules, step
         self.lapse = rules.lapse_us * 1000
         self.nap, self.epoch, self.pin = (
             self.lapse * n for n in (rules.nap, rules.epoch, rules.pin)
@@ -224,7 +234,7 @@ class Thrashing:
                 block.stamp, block.processor = now, processor
                 return
             block.pages = {}
-        for number in bits(region):
+        for number in heads(region, self.step):
             page = block.pages.setdefault(number, ThrashingPage())
             page.processors |= 1 << processor
             before, page.stamp = page.stamp, now & ~63
@@ -233,7 +243,7 @@ class Thrashing:
             if now - before <= self.lapse:
                 page.events = min(page.events + 1, 7)
                 if page.events == rules.thrashing_threshold:
-                    block.thrashing |= 1 << number
+                    block.thrashing |= span(number, number + self.step)
                 if page.events >= rules.thrashing_threshold:
                     block.last_thrashing = now
                 page.migrated |= not revocation
@@ -246,17 +256,17 @@ class Thrashing:
         """Forget a page's history; its throttles so far and the favoured one stay."""
         page = (block.pages or {})[number]
         if page.pinned:
-            block.pinned &= ~(1 << number)
+            block.pinned &= ~span(number, number + self.step)
             self.queue = [e for e in self.queue if e[1] is not block or e[2] != number]
         page.stamp = page.events = page.processors = 0
         page.migrated = page.revoked = page.pinned = False
         page.pin_at = 0
         page.end_throttles()
-        block.thrashing &= ~(1 << number)
+        block.thrashing &= ~span(number, number + self.step)
 
     def reset_region(self, block: ThrashingBlock, region: int) -> None:
         """Forget the thrashing pages of a region."""
-        for number in bits(block.thrashing & region):
+        for number in heads(block.thrashing & region, self.step):
             self.reset(block, number)
 
     def forget(self, block: ThrashingBlock) -> None:
@@ -317,7 +327,7 @@ class Thrashing:
                 page.pinned = True
                 page.throttles = 0
                 block.pins += 1
-                block.pinned |= 1 << number
+                block.pinned |= span(number, number + self.step)
                 if self.pin:
                     if not self.queue and not self.timer:
                         self.timer = now + self.pin
@@ -739,14 +749,23 @@ class UvmReference:
     rules : Uvm
     memory : Memory, optional
         Device memory to share with other processes.
+    page_size : int
+        Bytes of a page of the kernel: 4096 or 65536. Whatever names a part of a page
+        means all of it.
     """
 
     def __init__(
-        self, gpus: Sequence[Gpu], rules: Uvm | None = None, memory: Memory | None = None
+        self,
+        gpus: Sequence[Gpu],
+        rules: Uvm | None = None,
+        memory: Memory | None = None,
+        *,
+        page_size: int = 4096,
     ) -> None:
         self.gpus, self.rules = tuple(gpus), rules or Uvm()
+        self.unit = page_size // 4096  # pages of 4 KiB in one of the kernel
         self.topology = topology_of(self.gpus, peer_access=self.rules.peer_access)
-        self.thrash = Thrashing(self.topology, self.rules)
+        self.thrash = Thrashing(self.topology, self.rules, self.unit)
         self.ranges_by_start: SortedDict[int, Range] = SortedDict()
         self.memory = memory or Memory()
         self.memory.tenants.append(self)
@@ -803,6 +822,22 @@ class UvmReference:
         """When pinned pages are released next."""
         return max(self.thrash.timer, self.now) if self.thrash.timer else None
 
+    def head(self, page: int) -> int:
+        """First of the 4 KiB pages of the kernel's page."""
+        return page - page % self.unit
+
+    def whole(self, first: int, last: int) -> tuple[int, int]:
+        """Pages [first, last], widened to pages of the kernel."""
+        return self.head(first), self.head(last) + self.unit - 1
+
+    def in_page(self, page: int) -> int:
+        """Bits of the kernel's page that begins there."""
+        return span(page, page + self.unit)
+
+    def npages(self, mask: int) -> int:
+        """How many of the kernel's pages."""
+        return mask.bit_count() // self.unit
+
     def step(self, t_ns: int) -> None:
         """The clock moves on; pinned pages whose time is over are released (section 5)."""
         self.now = max(self.now, t_ns)
@@ -813,7 +848,7 @@ class UvmReference:
                 for p in range(1 + len(self.gpus)):
                     here = block.resident.get(p, 0) >> page & 1
                     if not here and not block.range.accessed_by >> p & 1:
-                        self.unmap(block, 1 << page, 1 << p)
+                        self.unmap(block, self.in_page(page), 1 << p)
                 self.thrash.reset(thrashing, page)
 
     # -- ranges and blocks
@@ -1318,7 +1353,7 @@ class UvmReference:
                 continue
             users = policy.accessed_by
             if pins >> page & 1 and block.thrashing.pages:
-                users |= block.thrashing.pages[page].processors
+                users |= block.thrashing.pages[self.head(page)].processors
             users &= topology.reaching(target) & ~(1 << requester)
             if policy.preferred is not None and policy.preferred != target:
                 users &= ~(1 << policy.preferred)
@@ -1380,7 +1415,12 @@ class UvmReference:
     def service_block(
         self, block: Block, requester: int, faults: dict[int, int]
     ) -> tuple[int, int, int, int]:
-        """Serve faults of one processor on one block: (served, throttled pages, until, where)."""
+        """Serve faults of one processor on one block, by the heads of their pages.
+
+        Returns
+        -------
+        (pages served, pages throttled, until, where)
+        """
         topology, rules, policy = self.topology, self.rules, block.range
         served = throttled = pins = 0
         until, best = 0, 255
@@ -1389,19 +1429,20 @@ class UvmReference:
         levels: dict[int, int] = {}
         for page in sorted(faults):
             access = faults[page].bit_length() - 1
+            whole = self.in_page(page)
             if block.protection(requester, page) >= NEEDED[access]:
-                served |= 1 << page
+                served |= whole
                 continue
             holders = block.holders(page)
             kind, pin = self.thrash.hint(
                 block.thrashing, page, requester, holders, policy.preferred, self.now
             )
             if kind == "THROTTLE":
-                throttled |= 1 << page
+                throttled |= whole
                 until = min(until, pin) if until else pin
                 continue
             if kind == "PIN":
-                pins |= 1 << page
+                pins |= whole
             _, target, duplicate = select_residency(
                 topology,
                 requester,
@@ -1414,10 +1455,10 @@ class UvmReference:
                 pin=pin if kind == "PIN" else None,
                 remote_atomics=rules.remote_atomics,
             )
-            targets[target] = targets.get(target, 0) | 1 << page
-            copies |= duplicate << page
+            targets[target] = targets.get(target, 0) | whole
+            copies |= whole * duplicate
             levels[page] = access
-            served |= 1 << page
+            served |= whole
             best = target
         prefetched = ahead = 0
         if len(targets) == 1 and rules.prefetch:
@@ -1435,11 +1476,11 @@ class UvmReference:
                 self.make_resident(block, target, both, cause, prefetched, duplicate=True)
             if pages & ~both:
                 self.make_resident(block, target, pages & ~both, cause, prefetched)
-            wanted = {page: levels.get(page, PREFETCH) for page in bits(pages)}
+            wanted = {page: levels.get(self.head(page), PREFETCH) for page in bits(pages)}
             self.map_serviced(block, requester, target, wanted, pins)
         self.count["prefetched_pages"] += ahead.bit_count()
-        self.count["pins"] += pins.bit_count()
-        self.count["throttles"] += throttled.bit_count()
+        self.count["pins"] += self.npages(pins)
+        self.count["throttles"] += self.npages(throttled)
         return served, throttled, until, best
 
     def prefetch_pages(self, block: Block, target: int, faulted: int) -> int:
@@ -1456,6 +1497,7 @@ class UvmReference:
             thrashing=block.thrashing.thrashing,
             preferred=block.range.preferred,
             cpu_mapped=block.read.get(CPU, 0),
+            step=self.unit,
         )
         return mask if given else 0
 
@@ -1478,6 +1520,7 @@ class UvmReference:
         """One batch: coalesced, sorted, served block by block."""
         self.count["batches"] += 1
         self.cost += self.batch_ns + self.fault_ns * len(faults)
+        faults = [(p, self.head(page), access) for p, page, access in faults]
         levels = [(READ, WRITE, ATOMIC_STRONG)[access] for _, _, access in faults]
         order = sorted(
             range(len(faults)), key=lambda i: (faults[i][0], faults[i][1], -levels[i], i)
@@ -1526,7 +1569,10 @@ class UvmReference:
     # -- touches
 
     def touched(self, block: Block, processor: int, pages: int) -> None:
-        """Mapped pages answer a touch."""
+        """Mapped pages answer a touch: of a page of 64 KiB, what the touch covers."""
+        first, last = self.asked
+        base = block.frame * BLOCK
+        pages &= span(max(first - base, 0), max(min(last + 1 - base, BLOCK), 0))
         here = (pages & block.resident.get(processor, 0)).bit_count()
         self.remote += pages.bit_count() - here
         if pages:
@@ -1538,6 +1584,8 @@ class UvmReference:
         """A touch until it is served or fatal; results as of the compiled process."""
         self.remote = self.served = self.dropped = self.page = 0
         before = self.count["migrated_pages"]
+        self.asked = first, last
+        first, last = self.whole(first, last)
         self.step(self.now)
         if processor == CPU:
             ret, reason = self.touch_cpu(first, last, ATOMIC_STRONG if access else READ)
@@ -1559,7 +1607,7 @@ class UvmReference:
     ) -> tuple[list[tuple[Block, int]], int, int]:
         """The next faults of a touch: (block, pages) in order, where they end, how many.
 
-        Pages that are mapped are touched on the way, unless it only looks.
+        They are as many as pages of the kernel. Pages that are mapped are touched on the way, unless it only looks.
         """
         chunk: list[tuple[Block, int]] = []
         found = 0
@@ -1572,13 +1620,13 @@ class UvmReference:
             block = r.blocks.get(frame)
             have = block.tables()[NEEDED[level] - 1].get(processor, 0) if block else 0
             missing = span(low, outer) & ~have
-            while missing.bit_count() > most - found:
-                outer = missing.bit_length() - 1
+            while self.npages(missing) > most - found:
+                outer = self.head(missing.bit_length() - 1)
                 missing &= span(low, outer)
             if block and not look:
                 self.touched(block, processor, have & span(low, outer))
             if missing:
-                found += missing.bit_count()
+                found += self.npages(missing)
                 if not look:
                     chunk.append((self.block_of(r, frame), missing))
             page = frame * BLOCK + outer
@@ -1625,7 +1673,7 @@ class UvmReference:
         waiting, held = chunk, False
         for _ in range(RETRIES):
             until, again = 0, []
-            count = sum(pages.bit_count() for _, pages in waiting)
+            count = sum(self.npages(pages) for _, pages in waiting)
             self.count["batches"] += 1
             self.cost += self.batch_ns + self.fault_ns * count
             for block, pages in waiting:
@@ -1634,7 +1682,7 @@ class UvmReference:
                         self.service_block,
                         block,
                         processor,
-                        dict.fromkeys(bits(pages), 1 << level),
+                        dict.fromkeys(heads(pages, self.unit), 1 << level),
                     )
                 )
                 self.count["replays"] += self.rules.replay_policy == "block"
@@ -1643,9 +1691,9 @@ class UvmReference:
                     return -Errno.ENOMEM, "out_of_memory", held
                 served, throttled, end, _ = done
                 self.touched(block, processor, served)
-                self.served += served.bit_count()
+                self.served += self.npages(served)
                 if throttled:
-                    self.dropped += throttled.bit_count()
+                    self.dropped += self.npages(throttled)
                     until = min(until, end) if until else end
                     again.append((block, throttled))
             self.count["replays"] += self.rules.replay_policy in ("batch", "batch_flush")
@@ -1706,6 +1754,14 @@ class UvmReference:
         """Managed memory appears."""
         if kind != "anon":
             return -Errno.EOPNOTSUPP
+        asked, (first, last) = (first, last), self.whole(first, last)
+        # A page that two mappings share belongs to the one before.
+        if first < asked[0] and self.range_at(first):
+            first += self.unit
+        if last > asked[1] and self.range_at(last):
+            last -= self.unit
+        if first > last:
+            return 0
         if self.span_of(first, last):
             return -Errno.EEXIST
         self.ranges_by_start[first] = Range(first, last, ("r" in prot) | ("w" in prot) << 1)
@@ -1719,6 +1775,7 @@ class UvmReference:
 
     def munmap(self, first: int, last: int) -> int:
         """Managed memory goes, with all that lies in it."""
+        first, last = self.whole(first, last)
         self.cut_at(first)
         self.cut_at(last + 1)
         for r in self.span_of(first, last):
@@ -1733,6 +1790,7 @@ class UvmReference:
 
     def mprotect(self, first: int, last: int, prot: str) -> int:
         """Protection changes for the CPU; a hole stops it."""
+        first, last = self.whole(first, last)
         code, page = ("r" in prot) | ("w" in prot) << 1, first
         while page <= last:
             r = self.range_at(page)
@@ -1755,6 +1813,7 @@ class UvmReference:
 
     def invalidate(self, first: int, last: int) -> int:
         """CPU page table entries go."""
+        first, last = self.whole(first, last)
         for r in self.span_of(first, last):
             for block, pages in self.blocks_in(r, first, last, make=False):
                 self.unmap(block, pages, 1 << CPU)
@@ -1768,6 +1827,7 @@ class UvmReference:
 
     def advise(self, word: str, on: bool, first: int, last: int, processor: int = 0) -> int:
         """Advice by its neutral word; words that mean nothing here change nothing."""
+        first, last = self.whole(first, last)
         if not self.covered(first, last):
             return -Errno.EFAULT
         if word == "discard":
@@ -1852,6 +1912,7 @@ class UvmReference:
 
     def prefetch(self, first: int, last: int, processor: int) -> int:
         """Pages move to a processor's memory now (the migrate call)."""
+        first, last = self.whole(first, last)
         if not self.covered(first, last):
             return -Errno.EFAULT
         target = self.home(processor)
@@ -1917,7 +1978,7 @@ class UvmReference:
         holders = block.holders(bit)
         if block.protection(processor, bit) >= NEEDED[level]:
             return "mapped", self.topology.closest(holders, processor)
-        known = (block.thrashing.pages or {}).get(bit, ThrashingPage())
+        known = (block.thrashing.pages or {}).get(self.head(bit), ThrashingPage())
         if (
             known.throttled >> processor & 1
             and self.now < known.end
@@ -2051,6 +2112,12 @@ class UvmReference:
         for block in self.all_blocks():
             anywhere, several = block.anywhere(), 0
             seen = 0
+            masks = [block.duplicated, block.discarded, *block.resident.values()]
+            masks += [mask for table in block.tables() for mask in table.values()]
+            full = self.in_page(0)
+            for mask in (block.pages, *masks):
+                for page in range(0, BLOCK, self.unit):
+                    assert self.unit == 1 or mask >> page & full in (0, full), "pages are whole"
             for p, mask in block.resident.items():
                 assert not mask & ~block.pages
                 several |= seen & mask

@@ -114,6 +114,7 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
+        self.page_size = c.pick((4096, 4096, 65536))
         self.costs = c.pick(
             (
                 Costs(),
@@ -124,17 +125,25 @@ class Pair:
         )
         memory, node = Memory(), Node()
         processes = c.pick((1, 1, 2))
-        self.references = [UvmReference(self.gpus, self.rules, memory) for _ in range(processes)]
-        self.compiled = [UvmProcess(self.gpus, self.rules, node) for _ in range(processes)]
+        self.references = [
+            UvmReference(self.gpus, self.rules, memory, page_size=self.page_size)
+            for _ in range(processes)
+        ]
+        self.compiled = [self.process(node) for _ in range(processes)]
         for process in (*self.references, *self.compiled):
             process.set_costs(self.costs)
         self.last = self.base
-        self.log: list[str] = [f"{self.gpus} {self.rules} base {self.base}"]
+        self.log: list[str] = [
+            f"{self.gpus} {self.rules} base {self.base} pages of {self.page_size}"
+        ]
         for which in range(processes):
             self.run(which, "step", 1_000_000)
             for start, pages, prot in MAPPINGS:
                 first = self.base + start
                 self.run(which, "mmap", first, first + pages - 1, prot)
+
+    def process(self, node: Node | None = None) -> UvmProcess:
+        return UvmProcess(self.gpus, self.rules, node, page_size=self.page_size)
 
     def run(self, which: int, name: str, *args: Any) -> Any:
         self.log.append(f"{which}.{name}{args}")
@@ -239,7 +248,7 @@ class Pair:
             prot = (c.pick(("rw", "rw", "r", "-")),) if name in ("mmap", "mprotect") else ()
             self.run(which, name, first, last, *prot)
         elif len(self.compiled) == 1:  # the state goes through its tables
-            process = UvmProcess(self.gpus, self.rules)
+            process = self.process()
             process.set_costs(self.costs)
             unpack(process, pack(self.compiled[0]))
             assert process.snapshot() == self.compiled[0].snapshot()

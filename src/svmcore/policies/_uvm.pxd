@@ -3,7 +3,8 @@
 
 Pages of a block are bits of eight words, counted from the start of its 2 MiB frame;
 sets of processors are bits of one word, bit 0 the CPU, 1 + i GPU i. Records lie in
-pools and are named by number, 0 is none.
+pools and are named by number, 0 is none. Where pages of the kernel have 64 KiB, all
+sixteen bits of one are set or none; what goes page by page goes by its first, the head.
 
 Invariant: a page with several copies is in its block's `duplicated`, and nobody may
 write it. Invariant: every block has a place of the CPU, so that eviction finds room.
@@ -189,6 +190,13 @@ cdef struct uvm_t:
     uint64_t reaching[64]
     uint64_t memory
     gpu_t gpus[64]           # by processor; [0] unused
+    uint32_t unit            # 4 KiB pages in a page of the kernel: 1 or 16, and its log2
+    uint32_t unit_log
+    uint64_t within          # unit - 1
+    uint64_t lane            # bits of the kernel's page at page 0
+    uint64_t asked_first     # of the present touch, before it was widened to whole pages
+    uint64_t asked_last
+    bint short_way           # common touches may go it
     evict_t* order           # of used root chunks; NULL for the driver's own
     uint32_t new_first       # root chunks of the present operation
     uint32_t new_last

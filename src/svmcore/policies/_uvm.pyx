@@ -286,6 +286,25 @@ cdef inline void take(uint64_t* m, uint32_t page) noexcept nogil:
     m[page >> 6] &= ~(<uint64_t>1 << (page & 63))
 
 
+cdef inline uint64_t head_of(const uvm_t* p, uint64_t page) noexcept nogil:
+    """First of the 4 KiB pages of the kernel's page."""
+    return page & ~p.within
+
+
+cdef inline void put_whole(const uvm_t* p, uint64_t* m, uint32_t head) noexcept nogil:
+    """All of the kernel's page."""
+    m[head >> 6] |= p.lane << (head & 63)
+
+
+cdef inline void take_whole(const uvm_t* p, uint64_t* m, uint32_t head) noexcept nogil:
+    m[head >> 6] &= ~(p.lane << (head & 63))
+
+
+cdef inline uint32_t npages(const uvm_t* p, const uint64_t* m) noexcept nogil:
+    """How many of the kernel's pages."""
+    return count_of(m) >> p.unit_log
+
+
 cdef inline bint next_page(const uint64_t* m, uint32_t* page) noexcept nogil:
     """The first page of the mask from *page* on."""
     cdef uint32_t w = page[0] >> 6
@@ -680,7 +699,7 @@ cdef bint prefetch_hint(uvm_t* p, block_t* b, uint8_t preferred, uint32_t target
         drop(out, thrashing)
     if target == 0 and cpu_mapped != NULL:
         drop_both(out, resident, cpu_mapped)
-    b.prefetch_faults += <uint16_t>count_of(faulted)
+    b.prefetch_faults += <uint16_t>npages(p, faulted)
     return b.prefetch_faults >= p.prefetch_min_faults and any_of(out)
 
 
@@ -716,7 +735,7 @@ cdef void reset_page(uvm_t* p, histories_t* hs, uint32_t page) noexcept nogil:
     """Forget a page's history; its throttles so far and the favoured one stay."""
     cdef history_t* h = hs.pages + page
     if h.flags & HISTORY_PINNED:
-        take(hs.pinned, page)
+        take_whole(p, hs.pinned, page)
         if h.entry:
             dequeue(p, h.entry)
     h.stamp = 0
@@ -726,7 +745,7 @@ cdef void reset_page(uvm_t* p, histories_t* hs, uint32_t page) noexcept nogil:
     h.pin_at = 0
     h.entry = 0
     end_throttles(h)
-    take(hs.thrashing, page)
+    take_whole(p, hs.thrashing, page)
 
 
 cdef void reset_region(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer) noexcept nogil:
@@ -765,7 +784,7 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
     cdef histories_t* hs
     cdef history_t* h
     cdef uint64_t now = present(p), before
-    cdef uint32_t page
+    cdef uint32_t page = low
     if not p.thrashing:
         return
     if not b.histories:
@@ -775,23 +794,22 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
             return
         b.histories = pool_take(&p.histories)
     hs = histories_no(p, b.histories)
-    for page in range(low, outer):
+    while page < outer:
         h = hs.pages + page
         h.processors |= <uint64_t>1 << processor
         before = h.stamp
         h.stamp = now & ~<uint64_t>63
-        if not before:
-            continue
-        if now - before <= p.lapse:
+        if before and now - before <= p.lapse:
             if h.events < 7:
                 h.events += 1
             if h.events == p.thrashing_threshold:
-                put(hs.thrashing, page)
+                put_whole(p, hs.thrashing, page)
             if h.events >= p.thrashing_threshold:
                 b.last_thrashing = now
             h.flags |= HISTORY_REVOKED if revocation else HISTORY_MIGRATED
-        elif h.events >= p.thrashing_threshold and not h.flags & HISTORY_PINNED:
+        elif before and h.events >= p.thrashing_threshold and not h.flags & HISTORY_PINNED:
             reset_page(p, hs, page)
+        page += p.unit
     b.stamp = now
     b.processor = <uint8_t>(processor + 1)
 
@@ -912,7 +930,7 @@ cdef hint_t hint(uvm_t* p, uint32_t block, uint32_t page, uint32_t requester, ui
             h.flags |= HISTORY_PINNED
             h.throttles = 0
             b.pins += 1
-            put(hs.pinned, page)
+            put_whole(p, hs.pinned, page)
             if p.pin:
                 if not p.queue_first and not p.timer:
                     p.timer = now + p.pin
@@ -969,7 +987,7 @@ cdef void uvm_step(uvm_t* p) noexcept nogil:
             first = entry
             p.counters.unpins += 1
             clear(pages)
-            put(pages, page)
+            put_whole(p, pages, page)
             number = block_no(p, block).place
             while number:
                 if not has(place_no(p, number).resident, page) and not (
@@ -1818,7 +1836,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
                     mapped |= map_user_page(p, block, requester, lowest(users), target, &l,
                                             page)
                     users &= users - 1
-            page += 1
+            page += p.unit
     count_maps(p, popcount64(mapped))
 
 
@@ -1857,7 +1875,7 @@ cdef uint64_t map_user_page(uvm_t* p, uint32_t block, uint32_t requester, uint32
     memset(&one, 0, sizeof(one))
     for level in range(PROTECTIONS):
         if has(levels.v[level], page):
-            put(one.v[level], page)
+            put_whole(p, one.v[level], page)
     return map_user(p, block, requester, user, target, &one)
 
 
@@ -2006,11 +2024,11 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         hs = histories_no(p, b.histories)
         page = 0
         while both(m, todo, hs.thrashing) and next_page(m, &page):
-            take(todo, page)
+            take_whole(p, todo, page)
             holders = holders_of(p, block, page)
             kind = hint(p, block, page, requester, holders, r.preferred, &value)
             clear(m)
-            put(m, page)
+            put_whole(p, m, page)
             if kind == HINT_THROTTLE:
                 add(out.throttled, m)
                 if out.until == 0 or value < out.until:
@@ -2074,8 +2092,8 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             return False
         map_serviced(p, block, requester, target, todo, q, pins)
     p.counters.prefetched_pages += early_pages
-    p.counters.pins += count_of(pins)
-    p.counters.throttles += count_of(out.throttled)
+    p.counters.pins += npages(p, pins)
+    p.counters.throttles += npages(p, out.throttled)
     return True
 
 
@@ -2231,13 +2249,13 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
     pay_batch(p, n)
     for i in range(n):
         # Arrivals name no uTLB: a GPU counts as one.
-        entering[i].page = faults[i].page
+        entering[i].page = head_of(p, faults[i].page)
         entering[i].instance = faults[i].processor
         entering[i].tlb = <uint16_t>faults[i].processor
         entering[i].level = <uint8_t>level_of(faults[i].access)
         entering[i].levels = <uint8_t>(1 << entering[i].level)
         entering[i].instances = 1
-        order[i].page = faults[i].page
+        order[i].page = entering[i].page
         order[i].processor = faults[i].processor
         order[i].rank = (4 - entering[i].level) * 256 + i
         out[i].page = faults[i].page
@@ -2277,13 +2295,13 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
         ):
             page = order[i].page % BLOCK
             k = entering[order[i].rank & 255].levels
-            put(q.pages, page)
+            put_whole(p, q.pages, page)
             if k >> 4:
-                put(q.strong, page)
+                put_whole(p, q.strong, page)
             elif k >> 2:
-                put(q.write, page)
+                put_whole(p, q.write, page)
             if k & 7 == 0:
-                put(q.atomic, page)
+                put_whole(p, q.atomic, page)
             i += 1
         before = p.engine.counters.migrated_pages
         block = 0
@@ -2336,9 +2354,16 @@ cdef void uvm_deliver(void* state, const arrival_t* faults, uint32_t n,
 
 cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                          const uint64_t* pages, touch_t* out) noexcept nogil:
-    """Mapped pages answer a touch: those that are not in the processor's memory are remote."""
+    """Mapped pages answer a touch: those that are not in the processor's memory are remote.
+
+    Of a page of 64 KiB it is what the touch covers.
+    """
     cdef const place_t* place = uvm_place(p, block, processor)
     cdef uint32_t w, n = 0, here = 0
+    cdef uint64_t part[8]
+    if p.within:
+        part_asked(p, block_no(p, block).frame * BLOCK, pages, part)
+        pages = part
     for w in range(8):
         if pages[w]:
             n += popcount64(pages[w])
@@ -2348,6 +2373,18 @@ cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
     out.remote += n - here
     if p.order != NULL:
         use_chunks(p, block, processor, pages)
+
+
+cdef void part_asked(const uvm_t* p, uint64_t base, const uint64_t* pages,
+                     uint64_t* out) noexcept nogil:
+    """Those pages of the frame at *base* that the present touch covers, not widened."""
+    cdef uint32_t low = 0, outer = BLOCK, w
+    if p.asked_first > base:
+        low = <uint32_t>(p.asked_first - base)
+    if p.asked_last - base < BLOCK:
+        outer = <uint32_t>(p.asked_last - base) + 1
+    for w in range(8):
+        out[w] = pages[w] & word_of(w, low, outer)
 
 
 cdef void fatal(touch_t* out, uint64_t page, int32_t ret, uint8_t reason) noexcept nogil:
@@ -2392,10 +2429,11 @@ cdef uint32_t collect(uvm_t* p, uint32_t processor, uint32_t level, uint64_t* at
                 missing[w] &= ~have[w]
             if missing[w]:
                 n += popcount64(missing[w])
+        n >>= p.unit_log
         if n > most - found:
             while n > most - found:
-                outer = last_of(missing)
-                take(missing, outer)
+                outer = <uint32_t>head_of(p, last_of(missing))
+                take_whole(p, missing, outer)
                 n -= 1
             for w in range(8):
                 have[w] &= word_of(w, low, outer)
@@ -2439,7 +2477,7 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         until = 0
         left = count = 0
         for i in range(groups):
-            count += count_of(waiting[i].pages)
+            count += npages(p, waiting[i].pages)
         p.counters.batches += 1
         pay_batch(p, count)
         for i in range(groups):
@@ -2453,11 +2491,11 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
                       -E_NOMEM, REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
                 return held
             touched(p, processor, waiting[i].block, met.served, out)
-            out.faults += count_of(met.served)
+            out.faults += npages(p, met.served)
             if met.best != NOWHERE:
                 out.best = met.best
             if any_of(met.throttled):
-                out.duplicates += count_of(met.throttled)
+                out.duplicates += npages(p, met.throttled)
                 if until == 0 or met.until < until:
                     until = met.until
                 p.again[left].block = waiting[i].block
@@ -2690,20 +2728,29 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
     return True
 
 
+cdef void touch_long(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
+                     uint32_t access, touch_t* out) noexcept nogil:
+    if processor == 0:
+        touch_cpu(p, first, last, 2 if access else 0, out)
+    elif not p.gpus[processor].svm:
+        fatal(out, first, -E_PERM, REASON_NO_SVM)
+    else:
+        touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
+
+
 cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
                     uint32_t access, touch_t* out) noexcept nogil:
     """A touch until it is served or fatal; the clock moves on by what it waited for and cost."""
     cdef uvm_t* p = <uvm_t*>state
     cdef uint64_t before = p.engine.counters.migrated_pages
     uvm_step(p)
-    if processor == 0:
-        touch_cpu(p, first, last, 2 if access else 0, out)
-    elif not p.gpus[processor].svm:
-        fatal(out, first, -E_PERM, REASON_NO_SVM)
-    elif p.order != NULL or not touch_short(
-        p, processor, first, last, access if access < 2 else 2, out
+    if not (
+        p.short_way and processor and p.gpus[processor].svm
+        and touch_short(p, processor, first, last, access if access < 2 else 2, out)
     ):
-        touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
+        p.asked_first = first
+        p.asked_last = last
+        touch_long(p, processor, head_of(p, first), last | p.within, access, out)
     if out.remote:
         p.engine.processors[processor].remote_pages += out.remote
         p.engine.cost_ns += <uint64_t>(
@@ -2725,6 +2772,15 @@ cdef int uvm_map(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcep
     cdef uint32_t number
     cdef range_t* r
     cdef arena_t* arena
+    # A page that two mappings share belongs to the one before.
+    if first & p.within and uvm_range_at(p, first):
+        first += p.unit
+    if ~last & p.within and uvm_range_at(p, last):
+        last -= p.unit
+    first = head_of(p, first)
+    last |= p.within
+    if first > last:
+        return 0
     if ranges_next(p.tree, first, &e) and e.first <= last:
         return -E_EXIST
     if not room_in(&p.ranges, 1) or not room_in(&p.arenas, 1):
@@ -2947,6 +3003,8 @@ cdef int uvm_unmap(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     cdef uint64_t page = first
     cdef uint32_t doomed = 0, number
     cdef uint32_t* tail = &doomed
+    first = page = head_of(p, first)
+    last |= p.within
     if cut_at(p, first, NULL) or (last + 1 and cut_at(p, last + 1, NULL)):
         return -E_NOMEM
     while ranges_next(p.tree, page, &e) and e.first <= last:
@@ -3035,11 +3093,12 @@ cdef void protect_range(uvm_t* p, uint32_t number, uint32_t prot) noexcept nogil
 
 cdef int uvm_protect(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
     """Protection changes; a hole stops it with -ENOMEM, what lies before it is changed."""
-    cdef uint64_t page = first
+    cdef uint64_t page = head_of(p, first)
     cdef uint32_t number
     cdef advice_t a
     a.kind = ADVISE_PROTECTION
     a.value = prot
+    last |= p.within
     while True:
         number = uvm_range_at(p, page)
         if not number:
@@ -3092,8 +3151,8 @@ cdef bint walk(uvm_t* p, walk_t* at) noexcept nogil:
 cdef void uvm_invalidate(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     """CPU page table entries go."""
     cdef walk_t at
-    at.page = first
-    at.last = last
+    at.page = head_of(p, first)
+    at.last = last | p.within
     while walk_made(p, &at):
         unmap(p, at.block, at.pages, 1)
 
@@ -3224,9 +3283,11 @@ cdef int advise_range(uvm_t* p, uint32_t number, const advice_t* a) noexcept nog
 
 cdef int advise_span(uvm_t* p, uint64_t first, uint64_t last, const advice_t* a) noexcept nogil:
     """Advice on whole pages: ranges are cut at its ends where it changes them."""
-    cdef uint64_t page = first
+    cdef uint64_t page = head_of(p, first)
     cdef uint32_t number
     cdef int error
+    first = page
+    last |= p.within
     if cut_at(p, first, a) or (last + 1 and cut_at(p, last + 1, a)):
         return -E_NOMEM
     while True:
@@ -3243,8 +3304,8 @@ cdef int advise_span(uvm_t* p, uint64_t first, uint64_t last, const advice_t* a)
 
 cdef int uvm_discard(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     cdef walk_t at
-    at.page = first
-    at.last = last
+    at.page = head_of(p, first)
+    at.last = last | p.within
     while walk_made(p, &at):
         if not room_for(p, at.block):
             return -E_NOMEM
@@ -3283,9 +3344,11 @@ cdef bint migrate_block(uvm_t* p, uint32_t block, const uint64_t* pages, uint32_
 cdef int uvm_migrate(uvm_t* p, uint64_t first, uint64_t last, uint32_t processor) noexcept nogil:
     """Pages move to a processor's memory now (the migrate call)."""
     cdef uint32_t target = home_of(p, processor), turn
-    cdef uint64_t page = first, frames = 0
+    cdef uint64_t page = head_of(p, first), frames = 0
     cdef walk_t at
     cdef ended_t ended
+    first = page
+    last |= p.within
     if not covered(p, first, last):
         return -E_FAULT
     while True:
@@ -3360,7 +3423,17 @@ _BROKEN = (
     "a block is found through its range",
     "the tree of ranges",
     "a chunk of the operation is left over",
+    "a page of the kernel is whole",
 )
+
+
+cdef bint halved(const uvm_t* p, const uint64_t* m) noexcept nogil:
+    """Some page of the kernel is neither in the mask nor out of it."""
+    cdef uint32_t w
+    for w in range(8):
+        if p.within and lanes_of(m[w]) != m[w]:
+            return True
+    return False
 
 
 cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
@@ -3372,6 +3445,8 @@ cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
     cdef uint32_t number = b.place, w, piece, page, size = 0
     cdef place_t* place
     span_of(own, b.start, b.outer)
+    if halved(p, own) or halved(p, b.duplicated) or halved(p, b.discarded):
+        return 12
     clear(seen)
     clear(several)
     while number:
@@ -3412,6 +3487,10 @@ cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
             return 5
         if meets(place.tables[1], b.duplicated):
             return 6
+        if halved(p, place.resident) or halved(p, place.tables[0]) or (
+            halved(p, place.tables[1]) or halved(p, place.tables[2])
+        ):
+            return 12
         both(m, place.tables[0], b.duplicated)
         if without(m, m, place.resident):
             return 7
@@ -3572,11 +3651,14 @@ cdef class UvmProcess(Process):
         Parameters of the driver.
     node : Node, optional
         Device memory to share with other processes.
+    page_size : int
+        Bytes of a page of the kernel: 4096 or 65536. Whatever names a part of a page
+        means all of it.
 
     Raises
     ------
     InvalidArgumentError
-        For too many GPUs.
+        For too many GPUs or another page size.
     OutOfMemoryError
         If the state cannot be allocated.
 
@@ -3589,11 +3671,13 @@ cdef class UvmProcess(Process):
     NVIDIA UVM driver 595.45.04; ``docs/explain/uvm.md``.
     """
 
-    def __cinit__(self, gpus, rules, node=None):
+    def __cinit__(self, gpus, rules, node=None, *, page_size=4096):
         cdef Node shared = Node() if node is None else node
         cdef uvm_t* p
         cdef uint32_t i
         gpus = tuple(gpus)
+        if page_size not in (4096, 65536):
+            raise InvalidArgumentError(f"page_size {page_size}: expected 4096 or 65536")
         topology = topology_of(gpus, peer_access=rules.peer_access)
         self.gpus = gpus
         self.rules = rules
@@ -3622,6 +3706,10 @@ cdef class UvmProcess(Process):
         p.ranges.n = p.arenas.n = p.blocks.n = p.places.n = p.cuts.n = 1
         p.histories.n = p.roots.n = p.splits.n = p.entries.n = 1
         forget_near(p)
+        p.unit_log = 4 if page_size == 65536 else 0
+        p.unit = 1 << p.unit_log
+        p.within = p.unit - 1
+        p.lane = (<uint64_t>1 << p.unit) - 1
         p.processors = <uint32_t>len(gpus) + 1
         p.memory = topology.memory
         for i in range(p.processors):
@@ -3640,6 +3728,7 @@ cdef class UvmProcess(Process):
             p.order = evict_new(order_of(rules.eviction), rules.seed)
             if p.order == NULL:
                 raise OutOfMemoryError("no memory for an order of eviction")
+        p.short_way = p.order == NULL and not p.within
         p.engine.costs.batch_ns = 20_000  # until the machine's are set
         p.engine.costs.in_batch_ns = 500
         process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
@@ -3945,7 +4034,7 @@ cdef class UvmProcess(Process):
             if place != NULL and has(place.tables[level], bit):
                 return "mapped", closest(p, holders, me)
             if block_no(p, block).histories:
-                h = histories_no(p, block_no(p, block).histories).pages + bit
+                h = histories_no(p, block_no(p, block).histories).pages + head_of(p, bit)
                 if h.throttled >> me & 1 and p.engine.now < h.end and h.favoured != me + 1:
                     return "throttled", -1
                 if h.flags & HISTORY_PINNED:

@@ -572,7 +572,8 @@ cdef int load_pages(uvm_t* p, list blocks, list rows, list queue, list numbered)
              "pages, expected in order, of known blocks")
         before = (row[0], row[1])
         b = block_no(p, numbered[row[0]])
-        need(b.histories != 0 and b.start <= row[1] < b.outer, "pages, expected of their blocks")
+        need(b.histories != 0 and b.start <= row[1] < b.outer and row[1] % p.unit == 0,
+             "pages, expected of their blocks")
         need(max(row[2], row[3]) <= TOP_TIME and (row[2] | row[3]) % 64 == 0
              and not (row[4] | row[5]) >> p.processors and row[6] <= 7 and row[7] <= 7
              and row[8] < p.processors and row[9] <= 255 and row[10] <= p.processors,
@@ -583,10 +584,10 @@ cdef int load_pages(uvm_t* p, list blocks, list rows, list queue, list numbered)
         h.stamp, h.end, h.processors, h.throttled = row[2:6]
         h.events, h.flags, h.pin_at, h.throttles, h.favoured = row[6:11]
         if h.events >= p.thrashing_threshold:
-            hs.thrashing[at >> 6] |= <uint64_t>1 << (at & 63)
+            hs.thrashing[at >> 6] |= p.lane << (at & 63)
         if h.flags & HISTORY_PINNED:
             need(b.pins > 0, "pinned pages of a block without any")
-            hs.pinned[at >> 6] |= <uint64_t>1 << (at & 63)
+            hs.pinned[at >> 6] |= p.lane << (at & 63)
     last = 0
     for block, page, deadline in queue:
         need(block < len(numbered) and page < BLOCK and last <= deadline <= TOP_TIME,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..errors import InvalidArgumentError
 from ..machine import Machine
-from ..units import PAGE_SHIFT
+from ..units import PAGE_SHIFT, PAGE_SIZE
 from .base import Policy, register
 
 __all__ = ["REPLAY_POLICIES", "ManagedRange", "Uvm"]
@@ -97,6 +97,8 @@ class Uvm(Policy):
         "prefetch",
         "discard",
     )
+
+    PAGE_SIZES: ClassVar[tuple[int, ...]] = (PAGE_SIZE, 1 << 16)
 
     # A fault is always one of a batch.
     costs_used: ClassVar[tuple[str, ...]] = (
@@ -198,7 +200,7 @@ class Uvm(Policy):
         """A compiled process under the driver, with the machine's costs."""
         from ._uvm import UvmProcess
 
-        process = UvmProcess(machine.gpus, self, node)
+        process = UvmProcess(machine.gpus, self, node, page_size=machine.page_size)
         process.set_costs(machine.costs)
         return process
 
