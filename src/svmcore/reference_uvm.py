@@ -634,6 +634,15 @@ class Order:
         return next(int(row[1]) for row in self.rows[root.gpu] if row[0] is root)
 
 
+@dataclass
+class AccessCounter:
+    """Remote touches of a block by one GPU (section 6)."""
+
+    count: int = 0
+    flagged: int = 0  # regions of 64 KiB that were touched
+    notified: int = -1  # the page whose touch filled it
+
+
 @dataclass(eq=False)
 class Range:
     """Managed memory with one policy."""
@@ -665,6 +674,7 @@ class Block:
     chunks: dict[int, dict[int, tuple[Root, int]]] = field(default_factory=dict)
     prefetch: PrefetchState = field(default_factory=PrefetchState)
     thrashing: ThrashingBlock = field(default_factory=ThrashingBlock)
+    counters: dict[int, AccessCounter] = field(default_factory=dict)
 
     @property
     def pages(self) -> int:
@@ -711,8 +721,16 @@ class Block:
 
 
 #: Why pages move, by number.
-_CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
-USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE = range(6)
+_CAUSES = (
+    "user",
+    "gpu_fault",
+    "cpu_fault",
+    "eviction",
+    "prefetcher",
+    "advice",
+    "access_counter",
+)
+USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE, ACCESS_COUNTER = range(7)
 
 
 _COUNTERS = (
@@ -737,6 +755,8 @@ _COUNTERS = (
     "pins",
     "unpins",
     "revocations",
+    "notifications",
+    "access_counter_migrations",
 )
 
 
@@ -777,6 +797,10 @@ class UvmReference:
         self.with_whole: dict[int, list[Root]] = {g: [] for g in self.held}
         self.with_small: dict[int, list[Root]] = {g: [] for g in self.held}
         self.new: list[Root] = []  # taken by the present operation: no victims
+        #: Access counters are on; and their notifications are not dropped.
+        self.counters = self.rules.counts_accesses(self.gpus)
+        self.counting = self.counters and page_size != 4096
+        self.notices: list[tuple[Block, int]] = []
         self.now = self.cost = self.moved = 0
         self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
         self.evict_ns = self.map_ns = 0
@@ -917,6 +941,7 @@ class UvmReference:
                 continue
             self.thrash.forget(block.thrashing)
             block.thrashing, block.prefetch = ThrashingBlock(), PrefetchState()
+            block.counters = {}
             other = Block(frame, at, block.outer, rest)
             before = block.cut()
             block.outer = at
@@ -1133,7 +1158,7 @@ class UvmReference:
             pages &= block.resident.get(root.gpu, 0) | block.discarded
             self.make_resident(block, CPU, pages, EVICTION)
             self.map_accessors(block, pages)
-            if self.rules.access_counters:
+            if self.counters and self.rules.map_remote_on_eviction:
                 self.map_unrevoked(block, root.gpu, pages)
         for block, page, _ in owners:
             self.free_chunk(block, root.gpu, page)
@@ -1170,6 +1195,7 @@ class UvmReference:
         count["pages_to_device" if target else "pages_to_host"] += n
         if cause == EVICTION:
             count["evicted_pages"] += n
+        count["access_counter_migrations"] += cause == ACCESS_COUNTER
         self.pay_copy(source, target, n)
         base = block.frame * BLOCK
         ids = [0, *(gpu.id for gpu in self.gpus)]
@@ -1208,7 +1234,7 @@ class UvmReference:
                         continue
                     thrashing = block.thrashing
                     if (
-                        cause not in (GPU_FAULT, CPU_FAULT)
+                        cause not in (GPU_FAULT, CPU_FAULT, ACCESS_COUNTER)
                         or duplicate
                         or policy.duplication == ENABLED
                     ):
@@ -1413,9 +1439,11 @@ class UvmReference:
     # -- faults (sections 3.4 and 8.2)
 
     def service_block(
-        self, block: Block, requester: int, faults: dict[int, int]
+        self, block: Block, requester: int, faults: dict[int, int], *, counter: bool = False
     ) -> tuple[int, int, int, int]:
         """Serve faults of one processor on one block, by the heads of their pages.
+
+        An access counter asks as if its pages, which are mapped, were prefetched.
 
         Returns
         -------
@@ -1430,7 +1458,7 @@ class UvmReference:
         for page in sorted(faults):
             access = faults[page].bit_length() - 1
             whole = self.in_page(page)
-            if block.protection(requester, page) >= NEEDED[access]:
+            if not counter and block.protection(requester, page) >= NEEDED[access]:
                 served |= whole
                 continue
             holders = block.holders(page)
@@ -1453,6 +1481,7 @@ class UvmReference:
                 duplicated=bool(block.duplicated >> page & 1),
                 resident=holders,
                 pin=pin if kind == "PIN" else None,
+                counter=counter,
                 remote_atomics=rules.remote_atomics,
             )
             targets[target] = targets.get(target, 0) | whole
@@ -1460,6 +1489,11 @@ class UvmReference:
             levels[page] = access
             served |= whole
             best = target
+        cause = GPU_FAULT if requester else CPU_FAULT
+        if counter:  # pages that are there already are left, and none is duplicated
+            cause, copies = ACCESS_COUNTER, 0
+            targets = {t: pages & ~block.resident.get(t, 0) for t, pages in targets.items()}
+            targets = {t: pages for t, pages in targets.items() if pages}
         prefetched = ahead = 0
         if len(targets) == 1 and rules.prefetch:
             ((target, pages),) = targets.items()
@@ -1468,7 +1502,6 @@ class UvmReference:
             if policy.duplication == ENABLED:
                 copies |= prefetched
             ahead = prefetched & ~block.resident.get(target, 0)
-        cause = GPU_FAULT if requester else CPU_FAULT
         for target in sorted(targets):
             pages = targets[target]
             both = pages & copies & ~block.discarded
@@ -1573,10 +1606,54 @@ class UvmReference:
         first, last = self.asked
         base = block.frame * BLOCK
         pages &= span(max(first - base, 0), max(min(last + 1 - base, BLOCK), 0))
-        here = (pages & block.resident.get(processor, 0)).bit_count()
-        self.remote += pages.bit_count() - here
+        away = pages & ~block.resident.get(processor, 0)
+        self.remote += away.bit_count()
+        if processor != CPU and self.counting:
+            self.count_touches(block, processor, away)
         if pages:
             self.use(block, processor, pages)
+
+    def count_touches(self, block: Block, gpu: int, pages: int) -> None:
+        """Remote touches fill the GPU's counter of a block; a full one notifies, once."""
+        counter = block.counters.setdefault(gpu, AccessCounter())
+        for page in range(0, BLOCK, BIG):
+            touches = (pages & span(page, page + BIG)).bit_count()
+            if touches and counter.notified < 0:
+                counter.flagged |= 1 << page // BIG
+                counter.count = min(counter.count + touches, self.rules.access_counter_threshold)
+                if counter.count == self.rules.access_counter_threshold:
+                    counter.notified = page
+                    self.notices.append((block, gpu))
+
+    def serve_notices(self) -> None:
+        """Notifications of a touch are served by address, a batch at a time (section 6)."""
+        most = self.rules.access_counter_batch
+        notices, self.notices = self.notices, []
+        notices.sort(key=lambda notice: notice[0].frame * BLOCK + notice[0].start)
+        for at in range(0, len(notices), most):
+            batch = notices[at : at + most]
+            self.settle()
+            self.step(self.now)
+            self.cost += self.batch_ns + self.fault_ns * len(batch)
+            self.count["notifications"] += len(batch)
+            for block, gpu in batch:
+                asked = dict.fromkeys(heads(self.candidates(block, gpu), self.unit), 1 << PREFETCH)
+                served = self.operation(
+                    partial(self.service_block, block, gpu, asked, counter=True)
+                )
+                if served is not None:
+                    block.counters[gpu] = AccessCounter()
+
+    def candidates(self, block: Block, gpu: int) -> int:
+        """Pages that a full counter wants: those of the touched regions that lie together."""
+        counter = block.counters[gpu]
+        holders = block.holders(counter.notified)
+        if not holders or holders >> gpu & 1 or not block.read.get(gpu):
+            return 0
+        if not block.full:
+            return span(counter.notified, counter.notified + BIG)
+        pages = sum(span(slot * BIG, slot * BIG + BIG) for slot in bits(counter.flagged))
+        return pages & block.resident[self.topology.closest(holders, gpu)]
 
     def access(
         self, processor: int, first: int, last: int, access: int
@@ -1596,6 +1673,7 @@ class UvmReference:
             ret, reason = self.touch_gpu(processor, first, last, level)
         if self.remote:
             self.cost += int(self.remote_ns + self.remote_page_ns * self.remote)
+        self.serve_notices()
         self.settle()
         self.moved = self.count["migrated_pages"] - before
         self.count["faults"] += self.served
@@ -1607,7 +1685,8 @@ class UvmReference:
     ) -> tuple[list[tuple[Block, int]], int, int]:
         """The next faults of a touch: (block, pages) in order, where they end, how many.
 
-        They are as many as pages of the kernel. Pages that are mapped are touched on the way, unless it only looks.
+        They are as many as pages of the kernel. Pages that are mapped are touched on the
+        way, unless it only looks.
         """
         chunk: list[tuple[Block, int]] = []
         found = 0
@@ -1977,7 +2056,9 @@ class UvmReference:
         bit = page % BLOCK
         holders = block.holders(bit)
         if block.protection(processor, bit) >= NEEDED[level]:
-            return "mapped", self.topology.closest(holders, processor)
+            counted = self.counting and processor != CPU and not holders >> processor & 1
+            rule = "access counter" if counted else "mapped"
+            return rule, self.topology.closest(holders, processor)
         known = (block.thrashing.pages or {}).get(self.head(bit), ThrashingPage())
         if (
             known.throttled >> processor & 1
@@ -2043,6 +2124,11 @@ class UvmReference:
                     if chunks
                 },
                 "prefetch": (block.prefetch.last, block.prefetch.faults),
+                "counters": {
+                    gpu: (c.count, c.flagged, c.notified)
+                    for gpu, c in sorted(block.counters.items())
+                    if c != AccessCounter()
+                },
                 "thrashing": (
                     thrashing.thrashing,
                     thrashing.pinned,

@@ -94,7 +94,10 @@ def rules_of(c: Choice) -> Uvm:
         max_resets=c.pick((4, 0, 1)),
         lapse_votes=c.pick((32, 2, 500)),
         remote_atomics=c.pick((False, True)),
-        access_counters=c.pick((False, False, True)),
+        access_counters=c.pick((None, False, True, True, True)),
+        access_counter_threshold=c.pick((256, 1, 1, 20)),
+        access_counter_batch=c.pick((256, 1, 2)),
+        map_remote_on_eviction=c.pick((True, True, False)),
         pma_batch_order=c.pick((6, 0, 1)),
         eviction=c.pick(("driver", "driver", *ORDERS)),
         seed=c.number(0, 3),
@@ -114,7 +117,7 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
-        self.page_size = c.pick((4096, 4096, 65536))
+        self.page_size = c.pick((4096, 65536))
         self.costs = c.pick(
             (
                 Costs(),
@@ -141,6 +144,8 @@ class Pair:
             for start, pages, prot in MAPPINGS:
                 first = self.base + start
                 self.run(which, "mmap", first, first + pages - 1, prot)
+            if c.number(0, 2) == 0:  # remote touches, which access counters see
+                self.remote(which, c.number(1, len(self.gpus)))
 
     def process(self, node: Node | None = None) -> UvmProcess:
         return UvmProcess(self.gpus, self.rules, node, page_size=self.page_size)
@@ -184,6 +189,13 @@ class Pair:
                         b[key] = {k: b[key].get(k) for k in inner}
             lines.append(f"{what}:\n   reference {a}\n   compiled  {b}")
         return "\n".join(lines)
+
+    def remote(self, which: int, gpu: int) -> None:
+        """A GPU is mapped to all pages wherever they lie, from the CPU's touch on."""
+        for start, pages, _ in MAPPINGS:
+            span = self.base + start, self.base + start + pages - 1
+            self.run(which, "access", 0, *span, 0)
+            self.run(which, "advise", "accessed_by", True, *span, gpu)
 
     # -- random operations
 

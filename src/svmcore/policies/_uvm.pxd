@@ -36,7 +36,13 @@ cdef struct place_t:
     uint32_t chunk           # whole frame: its root chunk; else its cut_t
     uint64_t resident[8]
     uint64_t tables[3][8]    # page table entries: read, write, atomic
+    uint32_t flagged         # access counter: regions of 64 KiB that were touched
+    uint16_t count           # its touches
+    uint8_t notified         # 1 + region whose touch filled it, and NOTICE; 0 none
     uint8_t processor
+
+cdef enum:
+    NOTICE = 0x80            # of place_t.notified: to be served yet
 
 # Chunks of a block that is no whole frame: root * 512 + offset, by piece; 0 is none.
 cdef struct cut_t:
@@ -160,6 +166,8 @@ cdef struct uvm_counters_t:
     uint64_t pins
     uint64_t unpins
     uint64_t revocations
+    uint64_t notifications       # of access counters
+    uint64_t access_counter_migrations
 
 # Part of a batch: faults of one block.
 cdef struct group_t:
@@ -231,7 +239,11 @@ cdef struct uvm_t:
     bint quirk
     bint home_only
     bint remote_atomics
-    bint access_counters
+    bint map_evicted         # an evicted GPU is mapped to the copy
+    bint counting            # access counters are on, and notifications not dropped
+    uint32_t counter_threshold
+    uint32_t counter_batch
+    uint64_t notices         # that the present touch raised
     # scratch of one operation
     uint64_t targets[64][8]
     group_t* chunk           # MOST_BATCH of them

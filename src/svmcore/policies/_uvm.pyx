@@ -119,13 +119,14 @@ cdef enum cause_t:
     CAUSE_EVICTION = 3
     CAUSE_PREFETCHER = 4
     CAUSE_ADVICE = 5
+    CAUSE_ACCESS_COUNTER = 6
 
 cdef enum hint_t:
     HINT_NONE = 0
     HINT_PIN = 1
     HINT_THROTTLE = 2
 
-# What asks where a page goes. Faults do here; vector files know the others too.
+# What asks where a page goes. Vector files alone know foreigners.
 cdef enum decision_t:
     BY_FAULT = 0
     BY_COUNTER = 1         # an access counter
@@ -141,7 +142,9 @@ cdef enum ended_t:
     NO_ROOM = 1            # a GPU is full and nothing can be evicted
     NO_RECORDS = 2         # no memory of the model
 
-CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
+CAUSES = (
+    "user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice", "access_counter",
+)
 #: Rules of section 2.1, by number.
 RULES = {
     2: "2 read duplication",
@@ -165,6 +168,15 @@ cdef struct request_t:
 # Pages by the protection that they get: RO, RW, RWA.
 cdef struct levels_t:
     uint64_t v[3][8]
+
+# Ranges of a span block by block: what a walk remembers.
+cdef struct walk_t:
+    uint64_t page
+    uint64_t last
+    uint32_t number        # range, and the block in it; 0 where none was made yet
+    uint32_t block
+    uint64_t frame
+    uint64_t pages[8]      # of the block in the span
 
 cdef struct service_t:
     uint64_t served[8]
@@ -1348,7 +1360,7 @@ cdef void evict_pages(uvm_t* p, uint32_t block, uint32_t gpu, uint64_t* pages) n
     keep(pages, wanted)
     make_resident(p, block, 0, pages, CAUSE_EVICTION, NULL, False)
     map_accessors(p, block, pages)
-    if p.access_counters:
+    if p.map_evicted:
         map_unrevoked(p, block, gpu, pages)
 
 
@@ -1560,9 +1572,10 @@ cdef void copy_leg(uvm_t* p, uint32_t block, uint32_t source, uint32_t target,
                          <trigger_t>why, end - page)
             p.engine.processors[source].pages_out += end - page
             p.engine.processors[target].pages_in += end - page
+            p.counters.access_counter_migrations += why == CAUSE_ACCESS_COUNTER
         if last and cause != CAUSE_EVICTION:
             if (
-                (cause != CAUSE_GPU_FAULT and cause != CAUSE_CPU_FAULT)
+                cause not in (CAUSE_GPU_FAULT, CAUSE_CPU_FAULT, CAUSE_ACCESS_COUNTER)
                 or duplicate
                 or range_no(p, b.range).duplication == ENABLED
             ):
@@ -1955,8 +1968,9 @@ cdef void add_target(uvm_t* p, uint64_t* used, uint32_t target,
 
 
 cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint64_t* pages,
-                      const request_t* q, uint64_t holders, bint duplicated, uint64_t* used,
-                      uint64_t* copies, service_t* out, int32_t* latest) noexcept nogil:
+                      const request_t* q, decision_t by, uint64_t holders, bint duplicated,
+                      uint64_t* used, uint64_t* copies, service_t* out,
+                      int32_t* latest) noexcept nogil:
     """Decide for pages with the same holders, by the levels of their faults."""
     cdef uint64_t m[3][8]
     cdef uint32_t w, kind, target = 0
@@ -1970,7 +1984,7 @@ cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint
         if not any_of(m[kind]):
             continue
         select_residency(p, r, requester, kind == 0, kind == 2, duplicated, holders, NOWHERE,
-                         BY_FAULT, &target, &duplicate)
+                         by, &target, &duplicate)
         add_target(p, used, target, m[kind])
         if duplicate:
             add(copies, m[kind])
@@ -1981,8 +1995,11 @@ cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint
 
 
 cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t* q,
-                  service_t* out) noexcept nogil:
-    """Serve faults of one processor on one block; False where a GPU has no room."""
+                  decision_t by, service_t* out) noexcept nogil:
+    """Serve faults of one processor on one block; False where a GPU has no room.
+
+    An access counter asks as if its pages, which are mapped, were prefetched.
+    """
     cdef block_t* b = block_no(p, block)
     cdef range_t* r = range_no(p, b.range)
     cdef histories_t* hs
@@ -2006,7 +2023,9 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     clear(copies)
     clear(pins)
     copy_to(todo, q.pages)
-    if place != NULL:
+    if by == BY_COUNTER:
+        cause = CAUSE_ACCESS_COUNTER
+    elif place != NULL:
         for w in range(8):
             out.served[w] = q.pages[w] & (
                 (place.tables[0][w] & ~q.write[w] & ~q.strong[w])
@@ -2039,7 +2058,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             reads = not has(q.write, page) and not has(q.strong, page)
             select_residency(p, r, requester, reads, not reads and has(q.atomic, page),
                              has(b.duplicated, page), holders,
-                             <uint32_t>value if kind == HINT_PIN else NOWHERE, BY_FAULT, &target,
+                             <uint32_t>value if kind == HINT_PIN else NOWHERE, by, &target,
                              &duplicate)
             add_target(p, &used, target, m)
             if duplicate:
@@ -2055,7 +2074,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         while next_page(m, &page):
             clear(early)
             put(early, page)
-            place_class(p, r, requester, early, q, holders_of(p, block, page), True, &used,
+            place_class(p, r, requester, early, q, by, holders_of(p, block, page), True, &used,
                         copies, out, &latest)
             page += 1
     number = b.place
@@ -2063,11 +2082,14 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         place = place_no(p, number)
         if both(m, todo, place.resident):
             drop(todo, m)
-            place_class(p, r, requester, m, q, <uint64_t>1 << place.processor, False, &used,
+            place_class(p, r, requester, m, q, by, <uint64_t>1 << place.processor, False, &used,
                         copies, out, &latest)
         number = place.next
     if any_of(todo):
-        place_class(p, r, requester, todo, q, 0, False, &used, copies, out, &latest)
+        place_class(p, r, requester, todo, q, by, 0, False, &used, copies, out, &latest)
+    if by == BY_COUNTER:
+        clear(copies)
+        used = still_to_move(p, block, used)
     clear(early)
     if p.prefetch and used and not used & (used - 1):
         early_pages = prefetch_pages(p, block, lowest(used), early)
@@ -2095,6 +2117,22 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     p.counters.pins += npages(p, pins)
     p.counters.throttles += npages(p, out.throttled)
     return True
+
+
+cdef uint64_t still_to_move(uvm_t* p, uint32_t block, uint64_t used) noexcept nogil:
+    """The targets where a page is missing; pages that are there already are left."""
+    cdef uint64_t left = used
+    cdef uint32_t target
+    cdef place_t* place
+    while left:
+        target = lowest(left)
+        left &= left - 1
+        place = uvm_place(p, block, target)
+        if place != NULL:
+            drop(p.targets[target], place.resident)
+        if not any_of(p.targets[target]):
+            used &= ~(<uint64_t>1 << target)
+    return used
 
 
 cdef uint64_t prefetch_pages(uvm_t* p, uint32_t block, uint32_t target,
@@ -2127,14 +2165,14 @@ cdef uint64_t prefetch_pages(uvm_t* p, uint32_t block, uint32_t target,
 
 
 cdef ended_t serve_block(uvm_t* p, uint32_t block, uint32_t requester, const request_t* q,
-                         service_t* out) noexcept nogil:
+                         decision_t by, service_t* out) noexcept nogil:
     """The same until there is room: a full GPU evicts, and all of it starts again."""
     cdef ended_t ended = ENDED
     while True:
         if not room_for(p, block):
             ended = NO_RECORDS
             break
-        if service(p, block, requester, q, out):
+        if service(p, block, requester, q, by, out):
             break
         ended = make_room(p)
         if ended != ENDED:
@@ -2317,7 +2355,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
                         | (place.tables[1][k] & q.write[k])
                         | (place.tables[2][k] & q.strong[k])
                     )
-            ended = serve_block(p, block, processor, &q, &met)
+            ended = serve_block(p, block, processor, &q, BY_FAULT, &met)
             if ended == ENDED and p.order != NULL:
                 use_chunks(p, block, processor, met.served)
         p.counters.replays += p.replay_policy == 0
@@ -2358,7 +2396,7 @@ cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
 
     Of a page of 64 KiB it is what the touch covers.
     """
-    cdef const place_t* place = uvm_place(p, block, processor)
+    cdef place_t* place = uvm_place(p, block, processor)
     cdef uint32_t w, n = 0, here = 0
     cdef uint64_t part[8]
     if p.within:
@@ -2371,8 +2409,79 @@ cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                 here += popcount64(pages[w] & place.resident[w])
     p.engine.processors[processor].pages_touched += n
     out.remote += n - here
+    if p.counting and processor and n > here:
+        count_touches(p, place, pages)
     if p.order != NULL:
         use_chunks(p, block, processor, pages)
+
+
+cdef void count_touches(uvm_t* p, place_t* place, const uint64_t* pages) noexcept nogil:
+    """Remote touches fill a GPU's counter of a block; a full one notifies, once."""
+    cdef uint32_t region, touches
+    for region in range(BLOCK // BIG):
+        if place.notified:
+            return
+        touches = popcount64(
+            (pages[region >> 2] & ~place.resident[region >> 2]) >> (region & 3) * BIG & 0xffff
+        )
+        if not touches:
+            continue
+        place.flagged |= <uint32_t>1 << region
+        touches += place.count
+        if touches < p.counter_threshold:
+            place.count = <uint16_t>touches
+            continue
+        place.count = <uint16_t>p.counter_threshold
+        place.notified = <uint8_t>(region + 1) | NOTICE
+        p.notices += 1
+
+
+cdef void want(uvm_t* p, uint32_t block, const place_t* place, request_t* q) noexcept nogil:
+    """Pages that a full counter wants: those of the touched regions that lie together."""
+    cdef uint32_t region = (place.notified & ~NOTICE) - 1, left = place.flagged
+    cdef uint64_t holders = holders_of(p, block, region * BIG)
+    memset(q, 0, sizeof(request_t))
+    if not holders or holders >> place.processor & 1 or not any_of(place.tables[0]):
+        return
+    if not is_full(block_no(p, block)):
+        put_whole(p, q.pages, region * BIG)
+        return
+    while left:
+        put_whole(p, q.pages, ctz64(left) * BIG)
+        left &= left - 1
+    keep(q.pages, uvm_place(p, block, closest(p, holders, place.processor)).resident)
+
+
+cdef void serve_notices(uvm_t* p, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil:
+    """Notifications of a touch are served by address, a batch at a time (section 6)."""
+    cdef walk_t at
+    cdef place_t* place
+    cdef request_t q
+    cdef service_t met
+    cdef uint64_t left = 0
+    at.page = first
+    at.last = last
+    while p.notices and walk_made(p, &at):
+        place = uvm_place(p, at.block, gpu)
+        if place == NULL or not place.notified & NOTICE:
+            continue
+        if not left:
+            left = p.notices if p.notices < p.counter_batch else p.counter_batch
+            settle(p)
+            uvm_step(p)
+            pay_batch(p, <uint32_t>left)
+        left -= 1
+        p.notices -= 1
+        p.counters.notifications += 1
+        want(p, at.block, place, &q)
+        if serve_block(p, at.block, gpu, &q, BY_COUNTER, &met) == ENDED:
+            forget_count(uvm_place(p, at.block, gpu))
+        else:
+            uvm_place(p, at.block, gpu).notified &= ~NOTICE
+
+
+cdef inline void forget_count(place_t* place) noexcept nogil:
+    place.flagged = place.count = place.notified = 0
 
 
 cdef void part_asked(const uvm_t* p, uint64_t base, const uint64_t* pages,
@@ -2483,7 +2592,7 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         for i in range(groups):
             copy_to(q.pages, waiting[i].pages)
             ask_level(&q, level)
-            ended = serve_block(p, waiting[i].block, processor, &q, &met)
+            ended = serve_block(p, waiting[i].block, processor, &q, BY_FAULT, &met)
             p.counters.replays += p.replay_policy == 0
             if ended != ENDED:
                 fatal(out,
@@ -2582,7 +2691,7 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         pay_batch(p, 1)
         copy_to(q.pages, p.chunk[0].pages)
         ask_level(&q, level)
-        ended = serve_block(p, p.chunk[0].block, 0, &q, &met)
+        ended = serve_block(p, p.chunk[0].block, 0, &q, BY_FAULT, &met)
         if ended != ENDED:
             fatal(out, at, -E_NOMEM,
                   REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
@@ -2756,6 +2865,8 @@ cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t la
         p.engine.cost_ns += <uint64_t>(
             p.engine.costs.remote_ns + p.engine.costs.remote_page_ns * <double>out.remote
         )
+    if p.notices:
+        serve_notices(p, processor, head_of(p, first), last | p.within)
     settle(p)
     p.engine.processors[processor].faults += out.faults
     p.engine.processors[processor].driver_faults += out.faults
@@ -2911,6 +3022,7 @@ cdef void split_block(uvm_t* p, uint32_t block, uint32_t rest, uint32_t at) noex
     while number:
         theirs = uvm_make_place(p, other, place_no(p, number).processor)
         mine = place_no(p, number)
+        forget_count(mine)
         both(theirs.resident, mine.resident, pages)
         drop(mine.resident, pages)
         for level in range(PROTECTIONS):
@@ -3113,15 +3225,6 @@ cdef int uvm_protect(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noe
             return 0
         page += 1
 
-
-# Ranges of a span block by block: what a walk remembers.
-cdef struct walk_t:
-    uint64_t page
-    uint64_t last
-    uint32_t number        # range, and the block in it; 0 where none was made yet
-    uint32_t block
-    uint64_t frame
-    uint64_t pages[8]      # of the block in the span
 
 cdef bint walk(uvm_t* p, walk_t* at) noexcept nogil:
     """The next (range, frame) of the span; pages outside ranges are passed over."""
@@ -3724,6 +3827,9 @@ cdef class UvmProcess(Process):
             p.gpus[i].svm = gpus[i - 1].svm
             p.gpus[i].coherent = gpus[i - 1].coherent
         take_rules(p, rules)
+        counts = rules.counts_accesses(gpus)
+        p.counting = counts and p.within
+        p.map_evicted = counts and rules.map_remote_on_eviction
         if rules.eviction != "driver":
             p.order = evict_new(order_of(rules.eviction), rules.seed)
             if p.order == NULL:
@@ -4011,7 +4117,7 @@ cdef class UvmProcess(Process):
         """The rule that decides a touch now, and the place (-1: none); nothing changes.
 
         Rules are named by their number in section 2.1; before them come ``no mapping``,
-        ``protection``, ``mapped`` and ``throttled``.
+        ``protection``, ``mapped``, ``access counter`` (mapped, and counted) and ``throttled``.
         """
         cdef uvm_t* p = self.p
         cdef uint32_t number = uvm_range_at(p, page), block, bit = page % BLOCK, target = 0, rule
@@ -4032,7 +4138,8 @@ cdef class UvmProcess(Process):
             duplicated = has(block_no(p, block).duplicated, bit)
             place = uvm_place(p, block, me)
             if place != NULL and has(place.tables[level], bit):
-                return "mapped", closest(p, holders, me)
+                counted = p.counting and me and not holders >> me & 1
+                return "access counter" if counted else "mapped", closest(p, holders, me)
             if block_no(p, block).histories:
                 h = histories_no(p, block_no(p, block).histories).pages + head_of(p, bit)
                 if h.throttled >> me & 1 and p.engine.now < h.end and h.favoured != me + 1:
@@ -4263,7 +4370,8 @@ cdef void take_rules(uvm_t* p, object rules) except *:
     p.quirk = rules.quirk
     p.home_only = rules.prefetch_home_only
     p.remote_atomics = rules.remote_atomics
-    p.access_counters = rules.access_counters
+    p.counter_threshold = rules.access_counter_threshold
+    p.counter_batch = rules.access_counter_batch
     p.lapse = rules.lapse_us * 1000
     p.nap = p.lapse * rules.nap
     p.epoch = p.lapse * rules.epoch
@@ -4307,7 +4415,7 @@ cdef object block_state(uvm_t* p, uint32_t block):
     cdef place_t* place
     cdef histories_t* hs = histories_no(p, b.histories) if b.histories else NULL
     cdef history_t* h
-    resident, tables, chunks = {}, ({}, {}, {}), {}
+    resident, tables, chunks, counters = {}, ({}, {}, {}), {}, {}
     while number:
         place = place_no(p, number)
         mask = number_of(place.resident)
@@ -4317,6 +4425,11 @@ cdef object block_state(uvm_t* p, uint32_t block):
             mask = number_of(place.tables[level])
             if mask:
                 tables[level][place.processor] = mask
+        if place.flagged:
+            counters[place.processor] = (
+                place.count, place.flagged, ((place.notified & ~NOTICE) - 1) * BIG
+                if place.notified else -1,
+            )
         if place.chunk and is_full(b):
             chunks[place.processor] = [(0, 0)]
         elif place.chunk:
@@ -4351,6 +4464,7 @@ cdef object block_state(uvm_t* p, uint32_t block):
         "discarded": number_of(b.discarded),
         "chunks": chunks,
         "prefetch": (b.prefetch_last - 1, b.prefetch_faults),
+        "counters": counters,
         "thrashing": (
             number_of(hs.thrashing) if hs != NULL else 0,
             number_of(hs.pinned) if hs != NULL else 0,
