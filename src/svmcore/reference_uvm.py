@@ -789,7 +789,10 @@ class UvmReference:
         self.ranges_by_start: SortedDict[int, Range] = SortedDict()
         self.memory = memory or Memory()
         self.memory.tenants.append(self)
+        #: Free root chunks that are kept, and pages of all that were taken, by GPU.
         self.held = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
+        self.taken = dict(self.held)
+        self.quota = self.rules.quota_pages or 1 << 64
         self.lists: dict[int, tuple[list[Root], ...]] = {g: ([], [], []) for g in self.held}
         driver = self.rules.eviction == "driver"
         self.order = None if driver else Order(self.rules.eviction, self.rules.seed)
@@ -802,11 +805,7 @@ class UvmReference:
         self.counting = self.counters and page_size != 4096
         self.notices: list[tuple[Block, int]] = []
         self.now = self.cost = self.moved = 0
-        self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
-        self.evict_ns = self.map_ns = 0
-        self.move_ns, self.move_page_ns = 10_000.0, 0.0
-        self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
-        self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
+        self.set_costs(Costs())
         self.count = dict.fromkeys(_COUNTERS, 0)
         self.outcome = Outcome()
 
@@ -814,18 +813,10 @@ class UvmReference:
 
     def set_costs(self, costs: Costs) -> None:
         """Take the cost constants of a machine."""
+        self.costs = costs
         self.batch_ns, self.fault_ns = int(costs.fault_batch_ns), int(costs.fault_in_batch_ns)
         self.unmap_ns = int(costs.unmap_ns)
         self.evict_ns, self.map_ns = int(costs.evict_ns), int(costs.map_ns)
-        self.move_ns, self.move_page_ns = (
-            costs.migrate_latency_ns,
-            4096e9 / costs.migrate_bytes_per_s,
-        )
-        self.peer_ns, self.peer_page_ns = costs.peer_latency_ns, 4096e9 / costs.peer_bytes_per_s
-        self.remote_ns, self.remote_page_ns = (
-            costs.remote_access_ns,
-            4096e9 / costs.remote_bytes_per_s,
-        )
 
     def begin(self, t_ns: int) -> Outcome:
         """Start an operation at a time; its effects are collected."""
@@ -1044,11 +1035,13 @@ class UvmReference:
             self.held[gpu] -= 1
         else:
             free = max(limit - memory.used.get(gpu, 0), 0) // BLOCK
+            free = min(free, (self.quota - self.taken[gpu]) // BLOCK)
             if not free:
                 raise NeedRoom(gpu)
             batch = 1 if self.gpus[gpu - 1].coherent else 1 << self.rules.pma_batch_order
             count = min(free, batch)
             memory.used[gpu] = memory.used.get(gpu, 0) + count * BLOCK
+            self.taken[gpu] += count * BLOCK
             self.held[gpu] = count - 1
         root = Root(gpu)
         self.new.append(root)
@@ -1060,6 +1053,7 @@ class UvmReference:
         if root in self.new:
             self.new.remove(root)
         self.memory.used[root.gpu] -= BLOCK
+        self.taken[root.gpu] -= BLOCK
         for stack in (self.with_whole[root.gpu], self.with_small[root.gpu]):
             if root in stack:
                 stack.remove(root)
@@ -1138,6 +1132,7 @@ class UvmReference:
         if self.held[gpu]:
             self.held[gpu] -= 1
             self.memory.used[gpu] -= BLOCK
+            self.taken[gpu] -= BLOCK
         else:
             victim = self.victim(gpu)
             assert victim is not None, "the node asks for what is there"
@@ -1163,6 +1158,14 @@ class UvmReference:
         for block, page, _ in owners:
             self.free_chunk(block, root.gpu, page)
 
+    def make_room(self, gpu: int) -> bool:
+        """Room for a chunk; a process at its quota gives up its own first."""
+        while self.taken[gpu] + BLOCK > self.quota:
+            if self.oldest(gpu) is None:
+                return False
+            self.evict_oldest(gpu)
+        return self.memory.make_room(self, gpu, BLOCK)
+
     def operation(self, action: Callable[[], Any]) -> Any:
         """Run the action on a block; a full GPU evicts and it starts again. None: out of memory."""
         try:
@@ -1170,7 +1173,7 @@ class UvmReference:
                 try:
                     return action()
                 except NeedRoom as full:
-                    if not self.memory.make_room(self, full.args[0], BLOCK):
+                    if not self.make_room(full.args[0]):
                         return None
         finally:
             taken, self.new = self.new, []
@@ -1204,10 +1207,8 @@ class UvmReference:
 
     def pay_copy(self, source: int, target: int, pages: int) -> None:
         """What a transfer costs."""
-        if source and target:
-            self.cost += int(self.peer_ns + self.peer_page_ns * pages)
-        else:
-            self.cost += int(self.move_ns + self.move_page_ns * pages)
+        curve = "to_device" if not source else "peer" if target else "to_host"
+        self.cost += self.costs.transfer_ns(pages * 4096, curve)
 
     def copy(
         self, block: Block, target: int, pages: int, cause: int, prefetched: int, duplicate: bool
@@ -1672,7 +1673,8 @@ class UvmReference:
             level = (READ, WRITE, ATOMIC_STRONG)[access]
             ret, reason = self.touch_gpu(processor, first, last, level)
         if self.remote:
-            self.cost += int(self.remote_ns + self.remote_page_ns * self.remote)
+            rate = self.costs.remote_bytes_per_s
+            self.cost += int(self.costs.remote_access_ns + 4096e9 / rate * self.remote)
         self.serve_notices()
         self.settle()
         self.moved = self.count["migrated_pages"] - before
@@ -2159,6 +2161,7 @@ class UvmReference:
             },
             "order": self.order_state() if self.order else (),
             "held": dict(self.held),
+            "taken": dict(self.taken),
             "queue": [
                 (deadline, where[block], page) for deadline, block, page in self.thrash.queue
             ],
@@ -2225,7 +2228,8 @@ class UvmReference:
                 assert not read & block.duplicated & ~block.resident.get(p, 0)
         for gpu, pages in total.items():
             assert pages <= self.gpus[gpu - 1].vram_pages, "more pages than memory"
-            assert self.memory.used.get(gpu, 0) <= max(self.gpus[gpu - 1].vram_pages, 0)
+            assert self.taken[gpu] <= self.memory.used.get(gpu, 0) <= self.gpus[gpu - 1].vram_pages
+            assert self.taken[gpu] <= self.quota, "no more memory than the quota"
 
 
 def _nonzero(masks: dict[int, int]) -> dict[int, int]:

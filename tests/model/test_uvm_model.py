@@ -101,6 +101,7 @@ def rules_of(c: Choice) -> Uvm:
         pma_batch_order=c.pick((6, 0, 1)),
         eviction=c.pick(("driver", "driver", *ORDERS)),
         seed=c.number(0, 3),
+        quota_pages=c.pick((None, None, 512, 1100)),
     )
 
 
@@ -124,6 +125,12 @@ class Pair:
                 Costs(),
                 Costs(unmap_ns=0, migrate_latency_ns=0),
                 Costs(fault_batch_ns=3_000, fault_in_batch_ns=70, evict_ns=900, map_ns=11),
+                Costs(
+                    to_device_curve=((4096, 11_700.0), (65536, 12_600.5), (1 << 20, 30_600.0)),
+                    to_host_curve=((5000, 10_000.25), (1 << 21, 48_000.0)),
+                    peer_curve=((1, 10_000.0), (100_000, 10_000.0), (200_001, 77_777.7)),
+                    peer_bytes_per_s=3.7e11,
+                ),
             )
         )
         memory, node = Memory(), Node()

@@ -152,6 +152,7 @@ cdef struct gpu_t:
     uint32_t tail[3]
     uint32_t stack[2]
     uint64_t held            # free root chunks that the process holds
+    uint64_t taken           # pages of all its root chunks, those too
     uint8_t svm
     uint8_t coherent
 
@@ -231,6 +232,7 @@ cdef struct uvm_t:
     uint32_t max_resets
     int64_t lapse_votes
     uint32_t pma_batch
+    uint64_t quota           # most pages taken on a GPU
     uint8_t lapse_mode       # 0 off, 1 shipped, 2 intended
     uint8_t replay_policy    # 0 block, 1 batch, 2 batch_flush, 3 once
     bint coalesce

@@ -45,11 +45,15 @@ from .._faults cimport (
     trigger_t,
 )
 from .._process cimport (
+    AGE_DISCARDED,
+    AGE_FREE,
+    AGE_USED,
     KEEPS,
     MAX_BATCH,
     NOWHERE,
     Node,
     Process,
+    age_of,
     arrival_t,
     node_make_room,
     ops_t,
@@ -133,9 +137,9 @@ cdef enum decision_t:
     BY_FOREIGNER = 2       # a touch by another process than the owner
 
 cdef enum list_t:
-    LIST_UNUSED = 0
-    LIST_DISCARDED = 1
-    LIST_USED = 2
+    LIST_UNUSED = AGE_FREE
+    LIST_DISCARDED = AGE_DISCARDED
+    LIST_USED = AGE_USED
 
 cdef enum ended_t:
     ENDED = 0
@@ -1139,6 +1143,8 @@ cdef uint32_t take_root(uvm_t* p, uint32_t gpu) noexcept nogil:
         g.held -= 1
     else:
         count = (g.vram_pages - used) // BLOCK if g.vram_pages > used else 0
+        if count > (p.quota - g.taken) // BLOCK:
+            count = (p.quota - g.taken) // BLOCK
         if count == 0:
             p.full = gpu
             return 0
@@ -1147,6 +1153,7 @@ cdef uint32_t take_root(uvm_t* p, uint32_t gpu) noexcept nogil:
         elif count > p.pma_batch:
             count = p.pma_batch
         p.node.used[gpu - 1] += count * BLOCK
+        g.taken += count * BLOCK
         g.held = count - 1
     number = pool_take(&p.roots)
     root_no(p, number).gpu = <uint8_t>gpu
@@ -1204,11 +1211,12 @@ cdef void give_root(uvm_t* p, uint32_t number) noexcept nogil:
     cdef root_t* root = root_no(p, number)
     enlist(p, number, ON_NO_LIST)
     p.node.used[root.gpu - 1] -= BLOCK
+    p.gpus[root.gpu].taken -= BLOCK
     uvm_stack(p, number, 0, False)
     uvm_stack(p, number, 1, False)
     if root.split:
         pool_give(&p.splits, root.split)
-    root.block = root.split = 0  # nobody's, see __dealloc__
+    root.block = root.split = 0  # nobody's, see uvm_check
     pool_give(&p.roots, number)
 
 
@@ -1493,14 +1501,14 @@ cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     if gpu + 1 >= p.processors:
         return KEEPS
     if p.gpus[gpu + 1].held:
-        return 0
+        return age_of(AGE_FREE, 0)
     number = victim_of(p, gpu + 1)
     if not number:
         return KEEPS
     age = root_no(p, number).age
     if p.order != NULL and root_no(p, number).list == LIST_USED:
         age = p.order.units[number].stamp
-    return <uint64_t>root_no(p, number).list << 62 | age
+    return age_of(root_no(p, number).list, age)
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
@@ -1508,6 +1516,7 @@ cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
     cdef uint32_t number
     if p.gpus[gpu + 1].held:
         p.gpus[gpu + 1].held -= 1
+        p.gpus[gpu + 1].taken -= BLOCK
         p.node.used[gpu] -= BLOCK
         return True
     number = victim_of(p, gpu + 1)
@@ -1531,7 +1540,13 @@ cdef bint room_for(uvm_t* p, uint32_t block) noexcept nogil:
 
 
 cdef ended_t make_room(uvm_t* p) noexcept nogil:
-    """The GPU that was full evicts; the operation then starts again."""
+    """The GPU that was full evicts; the operation then starts again.
+
+    A process at its quota gives up its own, and what it takes then is what it gave.
+    """
+    while p.gpus[p.full].taken + BLOCK > p.quota:
+        if oldest_age(p, p.full - 1) == KEEPS or not evict_oldest(p, p.full - 1):
+            return NO_ROOM
     if node_make_room(p.node, p.engine, p.full - 1, BLOCK, p.gpus[p.full].vram_pages):
         return NO_ROOM
     return ENDED
@@ -3527,6 +3542,8 @@ _BROKEN = (
     "the tree of ranges",
     "a chunk of the operation is left over",
     "a page of the kernel is whole",
+    "memory taken is that of the chunks",
+    "no more memory than the quota",
 )
 
 
@@ -3607,7 +3624,7 @@ cdef int uvm_check(uvm_t* p) noexcept nogil:
     cdef range_entry_t e
     cdef walk_t at
     cdef int broken
-    cdef uint32_t gpu
+    cdef uint32_t gpu, number
     memset(total, 0, sizeof(total))
     if ranges_check(p.tree):
         return 10
@@ -3628,8 +3645,17 @@ cdef int uvm_check(uvm_t* p) noexcept nogil:
             break
         page = e.last + 1
     for gpu in range(1, p.processors):
-        if total[gpu] > p.gpus[gpu].vram_pages:
+        if total[gpu] > p.gpus[gpu].vram_pages or p.node.used[gpu - 1] > p.gpus[gpu].vram_pages:
             return 8
+        total[gpu] = p.gpus[gpu].held * BLOCK
+    for number in range(1, p.roots.n):
+        if root_no(p, number).block or root_no(p, number).split:
+            total[root_no(p, number).gpu] += BLOCK
+    for gpu in range(1, p.processors):
+        if total[gpu] != p.gpus[gpu].taken or total[gpu] > p.node.used[gpu - 1]:
+            return 13
+        if total[gpu] > p.quota:
+            return 14
     return 0
 
 
@@ -3843,8 +3869,7 @@ cdef class UvmProcess(Process):
         cdef uvm_t* p = self.p
         cdef range_entry_t e
         cdef uint64_t page = 0
-        cdef uint32_t i, number
-        cdef root_t* root
+        cdef uint32_t i
         if p == NULL:
             return
         if p.node != NULL and p.tree != NULL:
@@ -3857,11 +3882,7 @@ cdef class UvmProcess(Process):
                     break
                 page = e.last + 1
             for i in range(1, p.processors):
-                p.node.used[i - 1] -= p.gpus[i].held * BLOCK
-            for number in range(1, p.roots.n):
-                root = root_no(p, number)
-                if root.block or root.split:
-                    p.node.used[root.gpu - 1] -= BLOCK
+                p.node.used[i - 1] -= p.gpus[i].taken
             self.node.leave(p)
         engine_free(p.engine)
         ranges_free(p.tree)
@@ -4337,6 +4358,7 @@ cdef class UvmProcess(Process):
             "stacks": stacks,
             "order": order_state(p) if p.order != NULL else (),
             "held": {gpu: p.gpus[gpu].held for gpu in range(1, p.processors)},
+            "taken": {gpu: p.gpus[gpu].taken for gpu in range(1, p.processors)},
             "queue": queue,
             "lapse": (p.lapse, p.votes, p.timer),
             "count": count,
@@ -4362,6 +4384,7 @@ cdef void take_rules(uvm_t* p, object rules) except *:
     p.max_resets = rules.max_resets
     p.lapse_votes = rules.lapse_votes
     p.pma_batch = 1 << rules.pma_batch_order
+    p.quota = <uint64_t>-1 if rules.quota_pages is None else rules.quota_pages
     p.lapse_mode = ("off", "shipped", "intended").index(rules.lapse_mode)
     p.replay_policy = ("block", "batch", "batch_flush", "once").index(rules.replay_policy)
     p.coalesce = rules.coalesce

@@ -373,6 +373,7 @@ def unpack(UvmProcess process not None, tables):
         need(held * BLOCK + p.node.used[gpu - 1] <= p.gpus[gpu].vram_pages,
              f"gpu{gpu - 1} holds more memory than it has")
         p.gpus[gpu].held = held
+        p.gpus[gpu].taken += held * BLOCK
         p.node.used[gpu - 1] += held * BLOCK
     p.node.sequence = sequence
     values = [row[0] for row in rows["counters"]] + [0] * later
@@ -509,6 +510,7 @@ cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered
         need(p.node.used[gpu - 1] + BLOCK <= p.gpus[gpu].vram_pages,
              f"gpu{gpu - 1} holds more memory than it has")
         p.node.used[gpu - 1] += BLOCK
+        p.gpus[gpu].taken += BLOCK
         number = pool_take(&p.roots)
         root = root_no(p, number)
         root.gpu = gpu

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..errors import InvalidArgumentError
 from ..machine import Gpu, Machine
-from ..units import PAGE_SHIFT, PAGE_SIZE
+from ..units import BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE
 from .base import Policy, register
 
 __all__ = ["REPLAY_POLICIES", "ManagedRange", "Uvm"]
@@ -93,6 +93,9 @@ class Uvm(Policy):
         those without a fault too. They go the long way and are slower to compute.
     seed : int
         Of ``random``.
+    quota_pages : int or None
+        Most pages of 4 KiB that the process takes of one GPU's memory, those of chunks
+        that it keeps free too; at least a chunk of 512. None: no limit.
 
     Source
     ------
@@ -158,6 +161,7 @@ class Uvm(Policy):
     pma_batch_order: int = 6
     eviction: str = "driver"
     seed: int = 0
+    quota_pages: int | None = None
 
     KEEPER: ClassVar[str] = "_uvm_state"
 
@@ -179,6 +183,11 @@ class Uvm(Policy):
                     f"policy uvm: {name} = {getattr(self, name)!r}, "
                     f"expected one of {', '.join(known)}"
                 )
+        if self.quota_pages is not None and not BLOCK_PAGES <= self.quota_pages < 1 << 52:
+            raise InvalidArgumentError(
+                f"policy uvm: quota_pages = {self.quota_pages}, expected {BLOCK_PAGES} or more, "
+                "the pages of a chunk"
+            )
         for name, (low, high) in _BOUNDS.items():
             if not low <= getattr(self, name) <= high:
                 raise InvalidArgumentError(
