@@ -205,7 +205,7 @@ cdef struct uvm_t:
     uint64_t lane            # bits of the kernel's page at page 0
     uint64_t asked_first     # of the present touch, before it was widened to whole pages
     uint64_t asked_last
-    bint short_way           # common touches may go it
+    uint64_t short_way       # GPUs whose common touches may go it
     evict_t* order           # of used root chunks; NULL for the driver's own
     uint32_t new_first       # root chunks of the present operation
     uint32_t new_last

@@ -972,8 +972,13 @@ cdef hint_t hint(uvm_t* p, uint32_t block, uint32_t page, uint32_t requester, ui
     return kind
 
 
-cdef void uvm_step(uvm_t* p) noexcept nogil:
+cdef inline void uvm_step(uvm_t* p) noexcept nogil:
     """Pinned pages whose time is over are released."""
+    if p.timer and p.timer <= p.engine.now:
+        unpin(p)
+
+
+cdef void unpin(uvm_t* p) noexcept nogil:
     cdef uint64_t at
     cdef uint32_t entry, first, last, block, page, number
     cdef uint64_t pages[8]
@@ -2026,7 +2031,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     cdef uint64_t early[8]
     cdef request_t asked
     cdef uint64_t used = 0, value = 0, holders, early_pages = 0
-    cdef uint32_t w, page, number, target = 0
+    cdef uint32_t w, page, number, target = 0, npinned = 0, nthrottled = 0
     cdef int32_t latest = -1
     cdef bint duplicate = False, reads
     cdef hint_t kind
@@ -2064,11 +2069,13 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             clear(m)
             put_whole(p, m, page)
             if kind == HINT_THROTTLE:
+                nthrottled += 1
                 add(out.throttled, m)
                 if out.until == 0 or value < out.until:
                     out.until = value
                 continue
             if kind == HINT_PIN:
+                npinned += 1
                 add(pins, m)
             reads = not has(q.write, page) and not has(q.strong, page)
             select_residency(p, r, requester, reads, not reads and has(q.atomic, page),
@@ -2129,8 +2136,8 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             return False
         map_serviced(p, block, requester, target, todo, q, pins)
     p.counters.prefetched_pages += early_pages
-    p.counters.pins += npages(p, pins)
-    p.counters.throttles += npages(p, out.throttled)
+    p.counters.pins += npinned
+    p.counters.throttles += nthrottled
     return True
 
 
@@ -2424,7 +2431,7 @@ cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                 here += popcount64(pages[w] & place.resident[w])
     p.engine.processors[processor].pages_touched += n
     out.remote += n - here
-    if p.counting and processor and n > here:
+    if p.counting and processor and place != NULL and n > here:
         count_touches(p, place, pages)
     if p.order != NULL:
         use_chunks(p, block, processor, pages)
@@ -2868,9 +2875,8 @@ cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t la
     cdef uvm_t* p = <uvm_t*>state
     cdef uint64_t before = p.engine.counters.migrated_pages
     uvm_step(p)
-    if not (
-        p.short_way and processor and p.gpus[processor].svm
-        and touch_short(p, processor, first, last, access if access < 2 else 2, out)
+    if not p.short_way >> processor & 1 or not touch_short(
+        p, processor, first, last, access if access < 2 else 2, out
     ):
         p.asked_first = first
         p.asked_last = last
@@ -2898,15 +2904,16 @@ cdef int uvm_map(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcep
     cdef uint32_t number
     cdef range_t* r
     cdef arena_t* arena
+    cdef uint64_t low = head_of(p, first), outer = (last | p.within) + 1
     # A page that two mappings share belongs to the one before.
-    if first & p.within and uvm_range_at(p, first):
-        first += p.unit
-    if ~last & p.within and uvm_range_at(p, last):
-        last -= p.unit
-    first = head_of(p, first)
-    last |= p.within
-    if first > last:
+    if low < first and uvm_range_at(p, first):
+        low += p.unit
+    if outer > last + 1 and uvm_range_at(p, last):
+        outer -= p.unit
+    if low >= outer:
         return 0
+    first = low
+    last = outer - 1
     if ranges_next(p.tree, first, &e) and e.first <= last:
         return -E_EXIST
     if not room_in(&p.ranges, 1) or not room_in(&p.arenas, 1):
@@ -3860,7 +3867,9 @@ cdef class UvmProcess(Process):
             p.order = evict_new(order_of(rules.eviction), rules.seed)
             if p.order == NULL:
                 raise OutOfMemoryError("no memory for an order of eviction")
-        p.short_way = p.order == NULL and not p.within
+        elif not p.within:
+            for i in range(1, p.processors):
+                p.short_way |= <uint64_t>p.gpus[i].svm << i
         p.engine.costs.batch_ns = 20_000  # until the machine's are set
         p.engine.costs.in_batch_ns = 500
         process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
