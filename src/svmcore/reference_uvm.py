@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from sortedcontainers import SortedDict
@@ -1701,8 +1701,8 @@ class UvmReference:
             block = r.blocks.get(frame)
             have = block.tables()[NEEDED[level] - 1].get(processor, 0) if block else 0
             missing = span(low, outer) & ~have
-            while self.npages(missing) > most - found:
-                outer = self.head(missing.bit_length() - 1)
+            if self.npages(missing) > most - found:
+                outer = next(islice(heads(missing, self.unit), most - found, None))
                 missing &= span(low, outer)
             if block and not look:
                 self.touched(block, processor, have & span(low, outer))
@@ -2203,10 +2203,9 @@ class UvmReference:
             seen = 0
             masks = [block.duplicated, block.discarded, *block.resident.values()]
             masks += [mask for table in block.tables() for mask in table.values()]
-            full = self.in_page(0)
+            firsts, full = sum(1 << page for page in range(0, BLOCK, self.unit)), self.in_page(0)
             for mask in (block.pages, *masks):
-                for page in range(0, BLOCK, self.unit):
-                    assert self.unit == 1 or mask >> page & full in (0, full), "pages are whole"
+                assert mask == (mask & firsts) * full, "pages are whole"
             for p, mask in block.resident.items():
                 assert not mask & ~block.pages
                 several |= seen & mask
