@@ -57,6 +57,10 @@ class Policy:
     def check_machine(self, machine: Machine) -> None:
         """Refuse a machine on which the policy would decide wrong.
 
+        Parameters
+        ----------
+        machine : Machine
+
         Raises
         ------
         InvalidArgumentError

@@ -219,7 +219,13 @@ class Uvm(Policy):
         return self.version >= (590,)
 
     def counts_accesses(self, gpus: Sequence[Gpu]) -> bool:
-        """Whether access counters are on; by default where ATS is there, on coherent GPUs."""
+        """Whether access counters are on; by default where ATS is, which coherent GPUs have.
+
+        Parameters
+        ----------
+        gpus : sequence of Gpu
+            Those of the machine.
+        """
         if self.access_counters is None:
             return any(gpu.coherent for gpu in gpus)
         return self.access_counters
