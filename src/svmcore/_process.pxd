@@ -57,11 +57,22 @@ cdef struct ops_t:
     # Pages among which a fault on the page is decided; False without. (There are none.)
     bint (*window)(void* state, uint64_t page, uint64_t* first, uint64_t* last) noexcept nogil
 
+# What a process would give up, by what that costs: the cheapest goes first, whose it is.
+cdef enum age_kind:
+    AGE_FREE                 # nothing lies in it
+    AGE_DISCARDED            # contents that nobody needs
+    AGE_USED
+
+# Ages are comparable over the processes of a node: the kind, then the node's own clock.
+cdef inline uint64_t age_of(uint64_t kind, uint64_t stamp) noexcept nogil:
+    return kind << 62 | stamp
+
 # A process that holds device memory of the node.
 cdef struct tenant_t:
     void* state
     engine_t* engine
-    # Age of what it would give up first on a GPU, from node_t.sequence; KEEPS when nothing.
+    # age_of what it would give up first on a GPU, its stamp from node_t.sequence; KEEPS when
+    # there is nothing.
     uint64_t (*oldest)(void* state, uint32_t gpu) noexcept nogil
     # Give that up; False when its memory is still taken.
     bint (*evict)(void* state, uint32_t gpu) noexcept nogil
@@ -75,7 +86,7 @@ cdef extern from *:
 # Memory of the node's devices, shared by its processes.
 cdef struct node_t:
     uint64_t used[MAX_GPUS]  # pages taken
-    uint64_t sequence        # age of the next allocation
+    uint64_t sequence        # stamp of the next allocation or use, below 2**62
     tenant_t tenants[MAX_TENANTS]
     uint32_t ntenants
 

@@ -275,7 +275,8 @@ class Space:
     Raises
     ------
     InvalidArgumentError
-        For an unknown machine, policy or parameter.
+        For an unknown machine, policy or parameter, or a machine with pages of 64 KiB
+        under a policy that does not know them.
 
     Thread safety
     -------------
@@ -302,6 +303,7 @@ class Space:
     ) -> None:
         self.machine = Machine.resolve(machine)
         self.policy = make_policy(policy, **settings)
+        self.policy.check_machine(self.machine)
         self.system = system or System(self.machine)
         #: The process that decides; its own interface speaks pages and errnos.
         self.process = self.policy.create(self.machine, self.system.node)

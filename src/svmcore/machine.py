@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import InvalidArgumentError
-from .units import PAGE_SHIFT, parse_size
+from .units import PAGE_SHIFT, PAGE_SIZE, parse_size
 
 __all__ = ["Costs", "Gpu", "Machine", "preset_names"]
 
 _MOST_GPUS = 64
 _SOURCES = ("measured", "published", "assumed")
 _HIVE_LINKS = ("xgmi", "nvlink")
+#: Bytes of a page of the kernel; inside they are counted in pages of 4 KiB all the same.
+_PAGE_SIZES = (PAGE_SIZE, 1 << 16)
 #: Points of a transfer curve: (bytes, ns), both ascending.
 _Curve = tuple[tuple[int, float], ...]
 _MOST_POINTS = 15
@@ -178,6 +180,8 @@ _NEEDED_COSTS = (
 _LATER_COSTS = ("fault_batch_ns", "fault_in_batch_ns", "evict_ns", "map_ns")
 _COST_KEYS = (*_NEEDED_COSTS, *_LATER_COSTS)
 _CURVES = ("to_device_curve", "to_host_curve", "peer_curve")
+#: What a machine may say of the node as a whole.
+_NODE_KEYS = ("hive_link", "pcie_peers", "page_size")
 _GPU_KEYS = ("id", "vram", "hive", "device", "apu", "svm", "coherent", "count")
 
 
@@ -196,12 +200,15 @@ class Machine:
         What joins the GPUs of one hive: ``xgmi`` or ``nvlink``.
     pcie_peers : bool
         GPUs without a common hive reach each other's memory over PCIe.
+    page_size : int
+        Bytes of a page of the host's kernel: 4096, or 65536 on some Arm and Power
+        systems. Not every policy knows the latter.
 
     Raises
     ------
     InvalidArgumentError
         If there are more than 64 GPUs, an id repeats or is reserved, a size is
-        not positive, or the link of a hive is unknown.
+        not positive, or the link of a hive or the page size is unknown.
     """
 
     name: str
@@ -209,8 +216,14 @@ class Machine:
     costs: Costs = field(default_factory=Costs)
     hive_link: str = "xgmi"
     pcie_peers: bool = False
+    page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
+        if type(self.page_size) is not int or self.page_size not in _PAGE_SIZES:
+            raise InvalidArgumentError(
+                f"machine {self.name}: page_size {self.page_size!r:.40}, "
+                f"expected one of {', '.join(map(str, _PAGE_SIZES))}"
+            )
         if self.hive_link not in _HIVE_LINKS:
             raise InvalidArgumentError(
                 f"machine {self.name}: hive_link {self.hive_link!r}, "
@@ -351,6 +364,7 @@ class Machine:
             "costs": dataclasses.asdict(self.costs),
             "hive_link": self.hive_link,
             "pcie_peers": self.pcie_peers,
+            "page_size": self.page_size,
         }
 
     @staticmethod
@@ -369,7 +383,7 @@ class Machine:
             If a key is missing or not known, or a value is not of its kind; the
             message names the key.
         """
-        _exactly(table, ("name", "gpus", "costs"), where, ("hive_link", "pcie_peers"))
+        _exactly(table, ("name", "gpus", "costs"), where, _NODE_KEYS)
         if not isinstance(table["name"], str) or not isinstance(table["gpus"], list):
             raise InvalidArgumentError(f"{where}: expected a name and a list of gpus")
         gpus = []
@@ -385,13 +399,15 @@ class Machine:
                         "of 64 bits"
                     )
             gpus.append(Gpu(**entry))
-        links = {key: table[key] for key in ("hive_link", "pcie_peers") if key in table}
-        if type(links.get("hive_link", "")) is not str:
+        node = {key: table[key] for key in _NODE_KEYS if key in table}
+        if type(node.get("hive_link", "")) is not str:
             raise InvalidArgumentError(f"{where}: hive_link, expected a word")
-        if type(links.get("pcie_peers", False)) is not bool:
+        if type(node.get("pcie_peers", False)) is not bool:
             raise InvalidArgumentError(f"{where}: pcie_peers, expected true or false")
+        if type(node.get("page_size", PAGE_SIZE)) is not int:
+            raise InvalidArgumentError(f"{where}: page_size, expected a whole number")
         costs = _costs_from_dict(table["costs"], f"{where}: costs")
-        return Machine(table["name"], tuple(gpus), costs, **links)
+        return Machine(table["name"], tuple(gpus), costs, **node)
 
     @staticmethod
     def resolve(machine: str | os.PathLike[str] | Machine) -> Machine:
@@ -433,7 +449,7 @@ def _costs_from_dict(costs: Any, where: str) -> Costs:
 
 def _machine_of(table: dict[str, Any], where: str) -> Machine:
     # [launch] is read by svmcore.stacks.costs.
-    _known(table, ("name", "gpu", "costs", "launch", "hive_link", "pcie_peers"), where)
+    _known(table, ("name", "gpu", "costs", "launch", *_NODE_KEYS), where)
     gpus: list[Gpu] = []
     entries = _need(table, "gpu", where)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -468,6 +484,7 @@ def _machine_of(table: dict[str, Any], where: str) -> Machine:
         _costs_of(table, where),
         hive_link=str(table.get("hive_link", "xgmi")),
         pcie_peers=_switch(table, "pcie_peers", where, default=False),
+        page_size=_whole(table, "page_size", where, PAGE_SIZE),
     )
 
 

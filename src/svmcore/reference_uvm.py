@@ -3,7 +3,9 @@
 Rules first (prefetch, thrashing, residency, coalescing), then the process that
 uses them. Everything is a Python integer used as a bit mask: of the pages of a
 2 MiB frame (bit = page number & 511), or of processors (bit 0 the CPU, 1 + i
-GPU i). :class:`UvmReference` is the twin of the compiled ``UvmProcess``; the
+GPU i). Under a kernel with pages of 64 KiB the masks hold all sixteen bits of a
+page or none; what is done page by page is done at its first, the head.
+:class:`UvmReference` is the twin of the compiled ``UvmProcess``; the
 two share no code. Section numbers are those of ``docs/explain/uvm.md``.
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from sortedcontainers import SortedDict
@@ -58,6 +60,11 @@ def bits(mask: int) -> Iterator[int]:
     while mask:
         yield lowest(mask)
         mask &= mask - 1
+
+
+def heads(mask: int, step: int) -> Iterator[int]:
+    """First bits of the kernel's pages of *step* bits that are set, ascending."""
+    return (bit for bit in bits(mask) if bit % step == 0)
 
 
 def runs(mask: int) -> Iterator[tuple[int, int]]:
@@ -129,6 +136,7 @@ def prefetch_hint(
     thrashing: int,
     preferred: int | None,
     cpu_mapped: int,
+    step: int = 1,
 ) -> tuple[int, bool]:
     """Pages to bring besides the faulted ones, and whether the hint is given.
 
@@ -144,6 +152,8 @@ def prefetch_hint(
         Any page of the block is resident anywhere.
     cpu_mapped : int
         Pages that the CPU maps.
+    step : int
+        4 KiB pages in a page of the kernel.
     """
     if target != state.last:
         state.last, state.faults = target, 0
@@ -156,7 +166,7 @@ def prefetch_hint(
     mask &= ~faulted & ~thrashing
     if target == CPU:
         mask &= ~(resident & cpu_mapped)
-    state.faults = state.faults + faulted.bit_count() & 0xFFFF
+    state.faults = state.faults + faulted.bit_count() // step & 0xFFFF
     return mask, state.faults >= rules.prefetch_min_faults and mask != 0
 
 
@@ -201,8 +211,8 @@ class ThrashingBlock:
 class Thrashing:
     """Detection of pages that travel between processors, for one process."""
 
-    def __init__(self, topology: Topology, rules: Uvm) -> None:
-        self.topology, self.rules = topology, rules
+    def __init__(self, topology: Topology, rules: Uvm, step: int = 1) -> None:
+        self.topology, self.rules, self.step = topology, rules, step
         self.lapse = rules.lapse_us * 1000
         self.nap, self.epoch, self.pin = (
             self.lapse * n for n in (rules.nap, rules.epoch, rules.pin)
@@ -224,7 +234,7 @@ class Thrashing:
                 block.stamp, block.processor = now, processor
                 return
             block.pages = {}
-        for number in bits(region):
+        for number in heads(region, self.step):
             page = block.pages.setdefault(number, ThrashingPage())
             page.processors |= 1 << processor
             before, page.stamp = page.stamp, now & ~63
@@ -233,7 +243,7 @@ class Thrashing:
             if now - before <= self.lapse:
                 page.events = min(page.events + 1, 7)
                 if page.events == rules.thrashing_threshold:
-                    block.thrashing |= 1 << number
+                    block.thrashing |= span(number, number + self.step)
                 if page.events >= rules.thrashing_threshold:
                     block.last_thrashing = now
                 page.migrated |= not revocation
@@ -246,17 +256,17 @@ class Thrashing:
         """Forget a page's history; its throttles so far and the favoured one stay."""
         page = (block.pages or {})[number]
         if page.pinned:
-            block.pinned &= ~(1 << number)
+            block.pinned &= ~span(number, number + self.step)
             self.queue = [e for e in self.queue if e[1] is not block or e[2] != number]
         page.stamp = page.events = page.processors = 0
         page.migrated = page.revoked = page.pinned = False
         page.pin_at = 0
         page.end_throttles()
-        block.thrashing &= ~(1 << number)
+        block.thrashing &= ~span(number, number + self.step)
 
     def reset_region(self, block: ThrashingBlock, region: int) -> None:
         """Forget the thrashing pages of a region."""
-        for number in bits(block.thrashing & region):
+        for number in heads(block.thrashing & region, self.step):
             self.reset(block, number)
 
     def forget(self, block: ThrashingBlock) -> None:
@@ -317,7 +327,7 @@ class Thrashing:
                 page.pinned = True
                 page.throttles = 0
                 block.pins += 1
-                block.pinned |= 1 << number
+                block.pinned |= span(number, number + self.step)
                 if self.pin:
                     if not self.queue and not self.timer:
                         self.timer = now + self.pin
@@ -624,6 +634,15 @@ class Order:
         return next(int(row[1]) for row in self.rows[root.gpu] if row[0] is root)
 
 
+@dataclass
+class AccessCounter:
+    """Remote touches of a block by one GPU (section 6)."""
+
+    count: int = 0
+    flagged: int = 0  # regions of 64 KiB that were touched
+    notified: int = -1  # the page whose touch filled it
+
+
 @dataclass(eq=False)
 class Range:
     """Managed memory with one policy."""
@@ -655,6 +674,7 @@ class Block:
     chunks: dict[int, dict[int, tuple[Root, int]]] = field(default_factory=dict)
     prefetch: PrefetchState = field(default_factory=PrefetchState)
     thrashing: ThrashingBlock = field(default_factory=ThrashingBlock)
+    counters: dict[int, AccessCounter] = field(default_factory=dict)
 
     @property
     def pages(self) -> int:
@@ -701,8 +721,16 @@ class Block:
 
 
 #: Why pages move, by number.
-_CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
-USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE = range(6)
+_CAUSES = (
+    "user",
+    "gpu_fault",
+    "cpu_fault",
+    "eviction",
+    "prefetcher",
+    "advice",
+    "access_counter",
+)
+USER, GPU_FAULT, CPU_FAULT, EVICTION, PREFETCHER, ADVICE, ACCESS_COUNTER = range(7)
 
 
 _COUNTERS = (
@@ -727,6 +755,8 @@ _COUNTERS = (
     "pins",
     "unpins",
     "revocations",
+    "notifications",
+    "access_counter_migrations",
 )
 
 
@@ -739,18 +769,30 @@ class UvmReference:
     rules : Uvm
     memory : Memory, optional
         Device memory to share with other processes.
+    page_size : int
+        Bytes of a page of the kernel: 4096 or 65536. Whatever names a part of a page
+        means all of it.
     """
 
     def __init__(
-        self, gpus: Sequence[Gpu], rules: Uvm | None = None, memory: Memory | None = None
+        self,
+        gpus: Sequence[Gpu],
+        rules: Uvm | None = None,
+        memory: Memory | None = None,
+        *,
+        page_size: int = 4096,
     ) -> None:
         self.gpus, self.rules = tuple(gpus), rules or Uvm()
+        self.unit = page_size // 4096  # pages of 4 KiB in one of the kernel
         self.topology = topology_of(self.gpus, peer_access=self.rules.peer_access)
-        self.thrash = Thrashing(self.topology, self.rules)
+        self.thrash = Thrashing(self.topology, self.rules, self.unit)
         self.ranges_by_start: SortedDict[int, Range] = SortedDict()
         self.memory = memory or Memory()
         self.memory.tenants.append(self)
+        #: Free root chunks that are kept, and pages of all that were taken, by GPU.
         self.held = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
+        self.taken = dict(self.held)
+        self.quota = self.rules.quota_pages or 1 << 64
         self.lists: dict[int, tuple[list[Root], ...]] = {g: ([], [], []) for g in self.held}
         driver = self.rules.eviction == "driver"
         self.order = None if driver else Order(self.rules.eviction, self.rules.seed)
@@ -758,12 +800,12 @@ class UvmReference:
         self.with_whole: dict[int, list[Root]] = {g: [] for g in self.held}
         self.with_small: dict[int, list[Root]] = {g: [] for g in self.held}
         self.new: list[Root] = []  # taken by the present operation: no victims
+        #: Access counters are on; and their notifications are not dropped.
+        self.counters = self.rules.counts_accesses(self.gpus)
+        self.counting = self.counters and page_size != 4096
+        self.notices: list[tuple[Block, int]] = []
         self.now = self.cost = self.moved = 0
-        self.batch_ns, self.fault_ns, self.unmap_ns = 20_000, 500, 5_000
-        self.evict_ns = self.map_ns = 0
-        self.move_ns, self.move_page_ns = 10_000.0, 0.0
-        self.peer_ns, self.peer_page_ns = 10_000.0, 0.0
-        self.remote_ns, self.remote_page_ns = 1_000.0, 0.0
+        self.set_costs(Costs())
         self.count = dict.fromkeys(_COUNTERS, 0)
         self.outcome = Outcome()
 
@@ -771,18 +813,10 @@ class UvmReference:
 
     def set_costs(self, costs: Costs) -> None:
         """Take the cost constants of a machine."""
+        self.costs = costs
         self.batch_ns, self.fault_ns = int(costs.fault_batch_ns), int(costs.fault_in_batch_ns)
         self.unmap_ns = int(costs.unmap_ns)
         self.evict_ns, self.map_ns = int(costs.evict_ns), int(costs.map_ns)
-        self.move_ns, self.move_page_ns = (
-            costs.migrate_latency_ns,
-            4096e9 / costs.migrate_bytes_per_s,
-        )
-        self.peer_ns, self.peer_page_ns = costs.peer_latency_ns, 4096e9 / costs.peer_bytes_per_s
-        self.remote_ns, self.remote_page_ns = (
-            costs.remote_access_ns,
-            4096e9 / costs.remote_bytes_per_s,
-        )
 
     def begin(self, t_ns: int) -> Outcome:
         """Start an operation at a time; its effects are collected."""
@@ -803,6 +837,22 @@ class UvmReference:
         """When pinned pages are released next."""
         return max(self.thrash.timer, self.now) if self.thrash.timer else None
 
+    def head(self, page: int) -> int:
+        """First of the 4 KiB pages of the kernel's page."""
+        return page - page % self.unit
+
+    def whole(self, first: int, last: int) -> tuple[int, int]:
+        """Pages [first, last], widened to pages of the kernel."""
+        return self.head(first), self.head(last) + self.unit - 1
+
+    def in_page(self, page: int) -> int:
+        """Bits of the kernel's page that begins there."""
+        return span(page, page + self.unit)
+
+    def npages(self, mask: int) -> int:
+        """How many of the kernel's pages."""
+        return mask.bit_count() // self.unit
+
     def step(self, t_ns: int) -> None:
         """The clock moves on; pinned pages whose time is over are released (section 5)."""
         self.now = max(self.now, t_ns)
@@ -813,7 +863,7 @@ class UvmReference:
                 for p in range(1 + len(self.gpus)):
                     here = block.resident.get(p, 0) >> page & 1
                     if not here and not block.range.accessed_by >> p & 1:
-                        self.unmap(block, 1 << page, 1 << p)
+                        self.unmap(block, self.in_page(page), 1 << p)
                 self.thrash.reset(thrashing, page)
 
     # -- ranges and blocks
@@ -882,6 +932,7 @@ class UvmReference:
                 continue
             self.thrash.forget(block.thrashing)
             block.thrashing, block.prefetch = ThrashingBlock(), PrefetchState()
+            block.counters = {}
             other = Block(frame, at, block.outer, rest)
             before = block.cut()
             block.outer = at
@@ -984,11 +1035,13 @@ class UvmReference:
             self.held[gpu] -= 1
         else:
             free = max(limit - memory.used.get(gpu, 0), 0) // BLOCK
+            free = min(free, (self.quota - self.taken[gpu]) // BLOCK)
             if not free:
                 raise NeedRoom(gpu)
             batch = 1 if self.gpus[gpu - 1].coherent else 1 << self.rules.pma_batch_order
             count = min(free, batch)
             memory.used[gpu] = memory.used.get(gpu, 0) + count * BLOCK
+            self.taken[gpu] += count * BLOCK
             self.held[gpu] = count - 1
         root = Root(gpu)
         self.new.append(root)
@@ -1000,6 +1053,7 @@ class UvmReference:
         if root in self.new:
             self.new.remove(root)
         self.memory.used[root.gpu] -= BLOCK
+        self.taken[root.gpu] -= BLOCK
         for stack in (self.with_whole[root.gpu], self.with_small[root.gpu]):
             if root in stack:
                 stack.remove(root)
@@ -1078,6 +1132,7 @@ class UvmReference:
         if self.held[gpu]:
             self.held[gpu] -= 1
             self.memory.used[gpu] -= BLOCK
+            self.taken[gpu] -= BLOCK
         else:
             victim = self.victim(gpu)
             assert victim is not None, "the node asks for what is there"
@@ -1098,10 +1153,18 @@ class UvmReference:
             pages &= block.resident.get(root.gpu, 0) | block.discarded
             self.make_resident(block, CPU, pages, EVICTION)
             self.map_accessors(block, pages)
-            if self.rules.access_counters:
+            if self.counters and self.rules.map_remote_on_eviction:
                 self.map_unrevoked(block, root.gpu, pages)
         for block, page, _ in owners:
             self.free_chunk(block, root.gpu, page)
+
+    def make_room(self, gpu: int) -> bool:
+        """Room for a chunk; a process at its quota gives up its own first."""
+        while self.taken[gpu] + BLOCK > self.quota:
+            if self.oldest(gpu) is None:
+                return False
+            self.evict_oldest(gpu)
+        return self.memory.make_room(self, gpu, BLOCK)
 
     def operation(self, action: Callable[[], Any]) -> Any:
         """Run the action on a block; a full GPU evicts and it starts again. None: out of memory."""
@@ -1110,7 +1173,7 @@ class UvmReference:
                 try:
                     return action()
                 except NeedRoom as full:
-                    if not self.memory.make_room(self, full.args[0], BLOCK):
+                    if not self.make_room(full.args[0]):
                         return None
         finally:
             taken, self.new = self.new, []
@@ -1135,6 +1198,7 @@ class UvmReference:
         count["pages_to_device" if target else "pages_to_host"] += n
         if cause == EVICTION:
             count["evicted_pages"] += n
+        count["access_counter_migrations"] += cause == ACCESS_COUNTER
         self.pay_copy(source, target, n)
         base = block.frame * BLOCK
         ids = [0, *(gpu.id for gpu in self.gpus)]
@@ -1143,10 +1207,8 @@ class UvmReference:
 
     def pay_copy(self, source: int, target: int, pages: int) -> None:
         """What a transfer costs."""
-        if source and target:
-            self.cost += int(self.peer_ns + self.peer_page_ns * pages)
-        else:
-            self.cost += int(self.move_ns + self.move_page_ns * pages)
+        curve = "to_device" if not source else "peer" if target else "to_host"
+        self.cost += self.costs.transfer_ns(pages * 4096, curve)
 
     def copy(
         self, block: Block, target: int, pages: int, cause: int, prefetched: int, duplicate: bool
@@ -1173,7 +1235,7 @@ class UvmReference:
                         continue
                     thrashing = block.thrashing
                     if (
-                        cause not in (GPU_FAULT, CPU_FAULT)
+                        cause not in (GPU_FAULT, CPU_FAULT, ACCESS_COUNTER)
                         or duplicate
                         or policy.duplication == ENABLED
                     ):
@@ -1318,7 +1380,7 @@ class UvmReference:
                 continue
             users = policy.accessed_by
             if pins >> page & 1 and block.thrashing.pages:
-                users |= block.thrashing.pages[page].processors
+                users |= block.thrashing.pages[self.head(page)].processors
             users &= topology.reaching(target) & ~(1 << requester)
             if policy.preferred is not None and policy.preferred != target:
                 users &= ~(1 << policy.preferred)
@@ -1378,9 +1440,16 @@ class UvmReference:
     # -- faults (sections 3.4 and 8.2)
 
     def service_block(
-        self, block: Block, requester: int, faults: dict[int, int]
+        self, block: Block, requester: int, faults: dict[int, int], *, counter: bool = False
     ) -> tuple[int, int, int, int]:
-        """Serve faults of one processor on one block: (served, throttled pages, until, where)."""
+        """Serve faults of one processor on one block, by the heads of their pages.
+
+        An access counter asks as if its pages, which are mapped, were prefetched.
+
+        Returns
+        -------
+        (pages served, pages throttled, until, where)
+        """
         topology, rules, policy = self.topology, self.rules, block.range
         served = throttled = pins = 0
         until, best = 0, 255
@@ -1389,19 +1458,20 @@ class UvmReference:
         levels: dict[int, int] = {}
         for page in sorted(faults):
             access = faults[page].bit_length() - 1
-            if block.protection(requester, page) >= NEEDED[access]:
-                served |= 1 << page
+            whole = self.in_page(page)
+            if not counter and block.protection(requester, page) >= NEEDED[access]:
+                served |= whole
                 continue
             holders = block.holders(page)
             kind, pin = self.thrash.hint(
                 block.thrashing, page, requester, holders, policy.preferred, self.now
             )
             if kind == "THROTTLE":
-                throttled |= 1 << page
+                throttled |= whole
                 until = min(until, pin) if until else pin
                 continue
             if kind == "PIN":
-                pins |= 1 << page
+                pins |= whole
             _, target, duplicate = select_residency(
                 topology,
                 requester,
@@ -1412,13 +1482,19 @@ class UvmReference:
                 duplicated=bool(block.duplicated >> page & 1),
                 resident=holders,
                 pin=pin if kind == "PIN" else None,
+                counter=counter,
                 remote_atomics=rules.remote_atomics,
             )
-            targets[target] = targets.get(target, 0) | 1 << page
-            copies |= duplicate << page
+            targets[target] = targets.get(target, 0) | whole
+            copies |= whole * duplicate
             levels[page] = access
-            served |= 1 << page
+            served |= whole
             best = target
+        cause = GPU_FAULT if requester else CPU_FAULT
+        if counter:  # pages that are there already are left, and none is duplicated
+            cause, copies = ACCESS_COUNTER, 0
+            targets = {t: pages & ~block.resident.get(t, 0) for t, pages in targets.items()}
+            targets = {t: pages for t, pages in targets.items() if pages}
         prefetched = ahead = 0
         if len(targets) == 1 and rules.prefetch:
             ((target, pages),) = targets.items()
@@ -1427,7 +1503,6 @@ class UvmReference:
             if policy.duplication == ENABLED:
                 copies |= prefetched
             ahead = prefetched & ~block.resident.get(target, 0)
-        cause = GPU_FAULT if requester else CPU_FAULT
         for target in sorted(targets):
             pages = targets[target]
             both = pages & copies & ~block.discarded
@@ -1435,11 +1510,11 @@ class UvmReference:
                 self.make_resident(block, target, both, cause, prefetched, duplicate=True)
             if pages & ~both:
                 self.make_resident(block, target, pages & ~both, cause, prefetched)
-            wanted = {page: levels.get(page, PREFETCH) for page in bits(pages)}
+            wanted = {page: levels.get(self.head(page), PREFETCH) for page in bits(pages)}
             self.map_serviced(block, requester, target, wanted, pins)
         self.count["prefetched_pages"] += ahead.bit_count()
-        self.count["pins"] += pins.bit_count()
-        self.count["throttles"] += throttled.bit_count()
+        self.count["pins"] += self.npages(pins)
+        self.count["throttles"] += self.npages(throttled)
         return served, throttled, until, best
 
     def prefetch_pages(self, block: Block, target: int, faulted: int) -> int:
@@ -1456,6 +1531,7 @@ class UvmReference:
             thrashing=block.thrashing.thrashing,
             preferred=block.range.preferred,
             cpu_mapped=block.read.get(CPU, 0),
+            step=self.unit,
         )
         return mask if given else 0
 
@@ -1478,6 +1554,7 @@ class UvmReference:
         """One batch: coalesced, sorted, served block by block."""
         self.count["batches"] += 1
         self.cost += self.batch_ns + self.fault_ns * len(faults)
+        faults = [(p, self.head(page), access) for p, page, access in faults]
         levels = [(READ, WRITE, ATOMIC_STRONG)[access] for _, _, access in faults]
         order = sorted(
             range(len(faults)), key=lambda i: (faults[i][0], faults[i][1], -levels[i], i)
@@ -1526,11 +1603,58 @@ class UvmReference:
     # -- touches
 
     def touched(self, block: Block, processor: int, pages: int) -> None:
-        """Mapped pages answer a touch."""
-        here = (pages & block.resident.get(processor, 0)).bit_count()
-        self.remote += pages.bit_count() - here
+        """Mapped pages answer a touch: of a page of 64 KiB, what the touch covers."""
+        first, last = self.asked
+        base = block.frame * BLOCK
+        pages &= span(max(first - base, 0), max(min(last + 1 - base, BLOCK), 0))
+        away = pages & ~block.resident.get(processor, 0)
+        self.remote += away.bit_count()
+        if processor != CPU and self.counting:
+            self.count_touches(block, processor, away)
         if pages:
             self.use(block, processor, pages)
+
+    def count_touches(self, block: Block, gpu: int, pages: int) -> None:
+        """Remote touches fill the GPU's counter of a block; a full one notifies, once."""
+        counter = block.counters.setdefault(gpu, AccessCounter())
+        for page in range(0, BLOCK, BIG):
+            touches = (pages & span(page, page + BIG)).bit_count()
+            if touches and counter.notified < 0:
+                counter.flagged |= 1 << page // BIG
+                counter.count = min(counter.count + touches, self.rules.access_counter_threshold)
+                if counter.count == self.rules.access_counter_threshold:
+                    counter.notified = page
+                    self.notices.append((block, gpu))
+
+    def serve_notices(self) -> None:
+        """Notifications of a touch are served by address, a batch at a time (section 6)."""
+        most = self.rules.access_counter_batch
+        notices, self.notices = self.notices, []
+        notices.sort(key=lambda notice: notice[0].frame * BLOCK + notice[0].start)
+        for at in range(0, len(notices), most):
+            batch = notices[at : at + most]
+            self.settle()
+            self.step(self.now)
+            self.cost += self.batch_ns + self.fault_ns * len(batch)
+            self.count["notifications"] += len(batch)
+            for block, gpu in batch:
+                asked = dict.fromkeys(heads(self.candidates(block, gpu), self.unit), 1 << PREFETCH)
+                served = self.operation(
+                    partial(self.service_block, block, gpu, asked, counter=True)
+                )
+                if served is not None:
+                    block.counters[gpu] = AccessCounter()
+
+    def candidates(self, block: Block, gpu: int) -> int:
+        """Pages that a full counter wants: those of the touched regions that lie together."""
+        counter = block.counters[gpu]
+        holders = block.holders(counter.notified)
+        if not holders or holders >> gpu & 1 or not block.read.get(gpu):
+            return 0
+        if not block.full:
+            return span(counter.notified, counter.notified + BIG)
+        pages = sum(span(slot * BIG, slot * BIG + BIG) for slot in bits(counter.flagged))
+        return pages & block.resident[self.topology.closest(holders, gpu)]
 
     def access(
         self, processor: int, first: int, last: int, access: int
@@ -1538,6 +1662,8 @@ class UvmReference:
         """A touch until it is served or fatal; results as of the compiled process."""
         self.remote = self.served = self.dropped = self.page = 0
         before = self.count["migrated_pages"]
+        self.asked = first, last
+        first, last = self.whole(first, last)
         self.step(self.now)
         if processor == CPU:
             ret, reason = self.touch_cpu(first, last, ATOMIC_STRONG if access else READ)
@@ -1547,7 +1673,9 @@ class UvmReference:
             level = (READ, WRITE, ATOMIC_STRONG)[access]
             ret, reason = self.touch_gpu(processor, first, last, level)
         if self.remote:
-            self.cost += int(self.remote_ns + self.remote_page_ns * self.remote)
+            rate = self.costs.remote_bytes_per_s
+            self.cost += int(self.costs.remote_access_ns + 4096e9 / rate * self.remote)
+        self.serve_notices()
         self.settle()
         self.moved = self.count["migrated_pages"] - before
         self.count["faults"] += self.served
@@ -1559,7 +1687,8 @@ class UvmReference:
     ) -> tuple[list[tuple[Block, int]], int, int]:
         """The next faults of a touch: (block, pages) in order, where they end, how many.
 
-        Pages that are mapped are touched on the way, unless it only looks.
+        They are as many as pages of the kernel. Pages that are mapped are touched on the
+        way, unless it only looks.
         """
         chunk: list[tuple[Block, int]] = []
         found = 0
@@ -1572,13 +1701,13 @@ class UvmReference:
             block = r.blocks.get(frame)
             have = block.tables()[NEEDED[level] - 1].get(processor, 0) if block else 0
             missing = span(low, outer) & ~have
-            while missing.bit_count() > most - found:
-                outer = missing.bit_length() - 1
+            if self.npages(missing) > most - found:
+                outer = next(islice(heads(missing, self.unit), most - found, None))
                 missing &= span(low, outer)
             if block and not look:
                 self.touched(block, processor, have & span(low, outer))
             if missing:
-                found += missing.bit_count()
+                found += self.npages(missing)
                 if not look:
                     chunk.append((self.block_of(r, frame), missing))
             page = frame * BLOCK + outer
@@ -1625,7 +1754,7 @@ class UvmReference:
         waiting, held = chunk, False
         for _ in range(RETRIES):
             until, again = 0, []
-            count = sum(pages.bit_count() for _, pages in waiting)
+            count = sum(self.npages(pages) for _, pages in waiting)
             self.count["batches"] += 1
             self.cost += self.batch_ns + self.fault_ns * count
             for block, pages in waiting:
@@ -1634,7 +1763,7 @@ class UvmReference:
                         self.service_block,
                         block,
                         processor,
-                        dict.fromkeys(bits(pages), 1 << level),
+                        dict.fromkeys(heads(pages, self.unit), 1 << level),
                     )
                 )
                 self.count["replays"] += self.rules.replay_policy == "block"
@@ -1643,9 +1772,9 @@ class UvmReference:
                     return -Errno.ENOMEM, "out_of_memory", held
                 served, throttled, end, _ = done
                 self.touched(block, processor, served)
-                self.served += served.bit_count()
+                self.served += self.npages(served)
                 if throttled:
-                    self.dropped += throttled.bit_count()
+                    self.dropped += self.npages(throttled)
                     until = min(until, end) if until else end
                     again.append((block, throttled))
             self.count["replays"] += self.rules.replay_policy in ("batch", "batch_flush")
@@ -1706,6 +1835,14 @@ class UvmReference:
         """Managed memory appears."""
         if kind != "anon":
             return -Errno.EOPNOTSUPP
+        asked, (first, last) = (first, last), self.whole(first, last)
+        # A page that two mappings share belongs to the one before.
+        if first < asked[0] and self.range_at(first):
+            first += self.unit
+        if last > asked[1] and self.range_at(last):
+            last -= self.unit
+        if first > last:
+            return 0
         if self.span_of(first, last):
             return -Errno.EEXIST
         self.ranges_by_start[first] = Range(first, last, ("r" in prot) | ("w" in prot) << 1)
@@ -1719,6 +1856,7 @@ class UvmReference:
 
     def munmap(self, first: int, last: int) -> int:
         """Managed memory goes, with all that lies in it."""
+        first, last = self.whole(first, last)
         self.cut_at(first)
         self.cut_at(last + 1)
         for r in self.span_of(first, last):
@@ -1733,6 +1871,7 @@ class UvmReference:
 
     def mprotect(self, first: int, last: int, prot: str) -> int:
         """Protection changes for the CPU; a hole stops it."""
+        first, last = self.whole(first, last)
         code, page = ("r" in prot) | ("w" in prot) << 1, first
         while page <= last:
             r = self.range_at(page)
@@ -1755,6 +1894,7 @@ class UvmReference:
 
     def invalidate(self, first: int, last: int) -> int:
         """CPU page table entries go."""
+        first, last = self.whole(first, last)
         for r in self.span_of(first, last):
             for block, pages in self.blocks_in(r, first, last, make=False):
                 self.unmap(block, pages, 1 << CPU)
@@ -1768,6 +1908,7 @@ class UvmReference:
 
     def advise(self, word: str, on: bool, first: int, last: int, processor: int = 0) -> int:
         """Advice by its neutral word; words that mean nothing here change nothing."""
+        first, last = self.whole(first, last)
         if not self.covered(first, last):
             return -Errno.EFAULT
         if word == "discard":
@@ -1852,6 +1993,7 @@ class UvmReference:
 
     def prefetch(self, first: int, last: int, processor: int) -> int:
         """Pages move to a processor's memory now (the migrate call)."""
+        first, last = self.whole(first, last)
         if not self.covered(first, last):
             return -Errno.EFAULT
         target = self.home(processor)
@@ -1916,8 +2058,10 @@ class UvmReference:
         bit = page % BLOCK
         holders = block.holders(bit)
         if block.protection(processor, bit) >= NEEDED[level]:
-            return "mapped", self.topology.closest(holders, processor)
-        known = (block.thrashing.pages or {}).get(bit, ThrashingPage())
+            counted = self.counting and processor != CPU and not holders >> processor & 1
+            rule = "access counter" if counted else "mapped"
+            return rule, self.topology.closest(holders, processor)
+        known = (block.thrashing.pages or {}).get(self.head(bit), ThrashingPage())
         if (
             known.throttled >> processor & 1
             and self.now < known.end
@@ -1982,6 +2126,11 @@ class UvmReference:
                     if chunks
                 },
                 "prefetch": (block.prefetch.last, block.prefetch.faults),
+                "counters": {
+                    gpu: (c.count, c.flagged, c.notified)
+                    for gpu, c in sorted(block.counters.items())
+                    if c != AccessCounter()
+                },
                 "thrashing": (
                     thrashing.thrashing,
                     thrashing.pinned,
@@ -2012,6 +2161,7 @@ class UvmReference:
             },
             "order": self.order_state() if self.order else (),
             "held": dict(self.held),
+            "taken": dict(self.taken),
             "queue": [
                 (deadline, where[block], page) for deadline, block, page in self.thrash.queue
             ],
@@ -2051,6 +2201,11 @@ class UvmReference:
         for block in self.all_blocks():
             anywhere, several = block.anywhere(), 0
             seen = 0
+            masks = [block.duplicated, block.discarded, *block.resident.values()]
+            masks += [mask for table in block.tables() for mask in table.values()]
+            firsts, full = sum(1 << page for page in range(0, BLOCK, self.unit)), self.in_page(0)
+            for mask in (block.pages, *masks):
+                assert mask == (mask & firsts) * full, "pages are whole"
             for p, mask in block.resident.items():
                 assert not mask & ~block.pages
                 several |= seen & mask
@@ -2072,7 +2227,8 @@ class UvmReference:
                 assert not read & block.duplicated & ~block.resident.get(p, 0)
         for gpu, pages in total.items():
             assert pages <= self.gpus[gpu - 1].vram_pages, "more pages than memory"
-            assert self.memory.used.get(gpu, 0) <= max(self.gpus[gpu - 1].vram_pages, 0)
+            assert self.taken[gpu] <= self.memory.used.get(gpu, 0) <= self.gpus[gpu - 1].vram_pages
+            assert self.taken[gpu] <= self.quota, "no more memory than the quota"
 
 
 def _nonzero(masks: dict[int, int]) -> dict[int, int]:

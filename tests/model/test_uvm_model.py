@@ -94,10 +94,14 @@ def rules_of(c: Choice) -> Uvm:
         max_resets=c.pick((4, 0, 1)),
         lapse_votes=c.pick((32, 2, 500)),
         remote_atomics=c.pick((False, True)),
-        access_counters=c.pick((False, False, True)),
+        access_counters=c.pick((None, False, True, True, True)),
+        access_counter_threshold=c.pick((256, 1, 1, 20)),
+        access_counter_batch=c.pick((256, 1, 2)),
+        map_remote_on_eviction=c.pick((True, True, False)),
         pma_batch_order=c.pick((6, 0, 1)),
         eviction=c.pick(("driver", "driver", *ORDERS)),
         seed=c.number(0, 3),
+        quota_pages=c.pick((None, None, 512, 1100)),
     )
 
 
@@ -114,27 +118,44 @@ class Pair:
     def __init__(self, c: Choice) -> None:
         self.gpus, self.rules = gpus_of(c), rules_of(c)
         self.base = c.pick(BASES)
+        self.page_size = c.pick((4096, 65536))
         self.costs = c.pick(
             (
                 Costs(),
                 Costs(),
                 Costs(unmap_ns=0, migrate_latency_ns=0),
                 Costs(fault_batch_ns=3_000, fault_in_batch_ns=70, evict_ns=900, map_ns=11),
+                Costs(
+                    to_device_curve=((4096, 11_700.0), (65536, 12_600.5), (1 << 20, 30_600.0)),
+                    to_host_curve=((5000, 10_000.25), (1 << 21, 48_000.0)),
+                    peer_curve=((1, 10_000.0), (100_000, 10_000.0), (200_001, 77_777.7)),
+                    peer_bytes_per_s=3.7e11,
+                ),
             )
         )
         memory, node = Memory(), Node()
         processes = c.pick((1, 1, 2))
-        self.references = [UvmReference(self.gpus, self.rules, memory) for _ in range(processes)]
-        self.compiled = [UvmProcess(self.gpus, self.rules, node) for _ in range(processes)]
+        self.references = [
+            UvmReference(self.gpus, self.rules, memory, page_size=self.page_size)
+            for _ in range(processes)
+        ]
+        self.compiled = [self.process(node) for _ in range(processes)]
         for process in (*self.references, *self.compiled):
             process.set_costs(self.costs)
         self.last = self.base
-        self.log: list[str] = [f"{self.gpus} {self.rules} base {self.base}"]
+        self.log: list[str] = [
+            f"{self.gpus} {self.rules} base {self.base} pages of {self.page_size}"
+        ]
         for which in range(processes):
             self.run(which, "step", 1_000_000)
             for start, pages, prot in MAPPINGS:
                 first = self.base + start
                 self.run(which, "mmap", first, first + pages - 1, prot)
+            if c.number(0, 2) == 0:  # remote touches, which access counters see
+                self.remote(which, c.number(1, len(self.gpus)))
+
+    def process(self, node: Node | None = None) -> UvmProcess:
+        return UvmProcess(self.gpus, self.rules, node, page_size=self.page_size)
 
     def run(self, which: int, name: str, *args: Any) -> Any:
         self.log.append(f"{which}.{name}{args}")
@@ -175,6 +196,13 @@ class Pair:
                         b[key] = {k: b[key].get(k) for k in inner}
             lines.append(f"{what}:\n   reference {a}\n   compiled  {b}")
         return "\n".join(lines)
+
+    def remote(self, which: int, gpu: int) -> None:
+        """A GPU is mapped to all pages wherever they lie, from the CPU's touch on."""
+        for start, pages, _ in MAPPINGS:
+            span = self.base + start, self.base + start + pages - 1
+            self.run(which, "access", 0, *span, 0)
+            self.run(which, "advise", "accessed_by", True, *span, gpu)
 
     # -- random operations
 
@@ -239,7 +267,7 @@ class Pair:
             prot = (c.pick(("rw", "rw", "r", "-")),) if name in ("mmap", "mprotect") else ()
             self.run(which, name, first, last, *prot)
         elif len(self.compiled) == 1:  # the state goes through its tables
-            process = UvmProcess(self.gpus, self.rules)
+            process = self.process()
             process.set_costs(self.costs)
             unpack(process, pack(self.compiled[0]))
             assert process.snapshot() == self.compiled[0].snapshot()

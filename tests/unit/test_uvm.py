@@ -790,3 +790,23 @@ def test_untouched_memory_costs_nothing() -> None:
     space.map(1 << 40, 1 << 40)
     space.advise(1 << 40, 1 << 40, "preferred_location", "gpu0")
     assert space.process.nbytes - before < 4096
+
+
+# ---- modelled time ---------------------------------------------------------------------
+
+
+def test_transfers_cost_what_the_curves_say(either: Any) -> None:
+    costs = Costs(
+        to_device_curve=((4096, 1_000.0), (1 << 20, 9_000.0)),
+        to_host_curve=((1 << 20, 50_000.0),),
+        peer_curve=((8192, 33_000.0), (1 << 20, 70_000.5)),
+    )
+    for pages in (1, 2, 3, 255, 256, 257, 512):
+        p = either({"hive": 1}, {"hive": 1}, prefetch=False)
+        p.set_costs(costs)
+        p.access(0, 0, BLOCK - 1, 1)
+        for target, curve in ((1, "to_device"), (2, "peer"), (0, "to_host")):
+            before = p.now
+            p.prefetch(0, pages - 1, target)
+            p.settle()
+            assert p.now - before == costs.unmap_ns + costs.transfer_ns(pages * 4096, curve)

@@ -6,14 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from damaged_tables import count_refused
 from svmcore import Gpu, Machine, Space, System
 from svmcore._evict import ORDERS
-from svmcore.errors import InvalidArgumentError, SvmError
+from svmcore.errors import InvalidArgumentError
 from svmcore.policies._uvm import UvmProcess
 from svmcore.policies._uvm_state import COLUMNS, ORDER_COLUMNS, pack, unpack
 from svmcore.policies.base import make_policy
@@ -212,27 +212,22 @@ def test_no_table_breaks_an_order(word: str) -> None:
     busy(p, 3, 40)
     tables = pack(p)
     assert tables.keys() == (COLUMNS | ORDER_COLUMNS).keys()
-    rng = random.Random(word)
-    refused = 0
-    for _ in range(150):
-        name = rng.choice(("order", "order", "drawn", "random", "roots"))
-        changed = {key: rows.copy() for key, rows in tables.items()}
-        rows = changed[name]
-        if not rng.randrange(8):
-            changed[name] = rows[:-1] if rng.randrange(2) else np.concatenate([rows, rows[-1:]])
-        else:
-            at = rng.randrange(rows.shape[0]), rng.randrange(rows.shape[1])
-            rows[at] = rng.choice((0, 1, 2, 3, 1 << 32, (1 << 64) - 1, int(rows[at]) ^ 1))
+
+    def load(rows: Any) -> UvmProcess:
         other = UvmProcess(TWO, rules)
-        try:
-            unpack(other, changed)
-        except (SvmError, OverflowError):
-            refused += 1
-            continue
-        other.check()
-        busy(other, 5, 5)
-        other.check()
-    assert refused > 50
+        unpack(other, rows)
+        return other
+
+    found = count_refused(
+        tables,
+        ["order", "order", "drawn", "random", "roots"],
+        load,
+        lambda other: busy(other, 5, 5),
+        seed=word,
+        rounds=150,
+        values=(0, 1, 2, 3, 1 << 32, (1 << 64) - 1),
+    )
+    assert found > 50
 
 
 def test_a_state_of_another_strategy_is_refused() -> None:

@@ -75,10 +75,12 @@ from .._faults cimport (
     unmap_t,
 )
 from .._process cimport (
+    AGE_USED,
     KEEPS,
     NOWHERE,
     Node,
     Process,
+    age_of,
     arrival_t,
     location_id,
     mapping_code,
@@ -640,7 +642,9 @@ cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     cdef uint32_t number = oldest_bo(p, gpu)
     if number == 0:
         return KEEPS
-    return p.bos[number].sequence if p.order == NULL else p.order.units[number].stamp
+    return age_of(
+        AGE_USED, p.bos[number].sequence if p.order == NULL else p.order.units[number].stamp
+    )
 
 
 cdef void kfd_take_bo(kfd_t* p, uint32_t number) noexcept nogil:

@@ -55,10 +55,12 @@ from .._faults cimport (
     trigger_t,
 )
 from .._process cimport (
+    AGE_USED,
     KEEPS,
     NOWHERE,
     Node,
     Process,
+    age_of,
     arrival_t,
     location_id,
     mapping_code,
@@ -637,7 +639,7 @@ cdef uint64_t gpu_run(paged_t* t, uint32_t gpu, uint64_t first, uint64_t last,
 cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     cdef paged_t* t = <paged_t*>state
     cdef uint32_t number = evict_victim(t.order, gpu)
-    return t.order.units[number].stamp if number else KEEPS
+    return age_of(AGE_USED, t.order.units[number].stamp) if number else KEEPS
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:

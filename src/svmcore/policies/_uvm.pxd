@@ -3,7 +3,8 @@
 
 Pages of a block are bits of eight words, counted from the start of its 2 MiB frame;
 sets of processors are bits of one word, bit 0 the CPU, 1 + i GPU i. Records lie in
-pools and are named by number, 0 is none.
+pools and are named by number, 0 is none. Where pages of the kernel have 64 KiB, all
+sixteen bits of one are set or none; what goes page by page goes by its first, the head.
 
 Invariant: a page with several copies is in its block's `duplicated`, and nobody may
 write it. Invariant: every block has a place of the CPU, so that eviction finds room.
@@ -35,7 +36,13 @@ cdef struct place_t:
     uint32_t chunk           # whole frame: its root chunk; else its cut_t
     uint64_t resident[8]
     uint64_t tables[3][8]    # page table entries: read, write, atomic
+    uint32_t flagged         # access counter: regions of 64 KiB that were touched
+    uint16_t count           # its touches
+    uint8_t notified         # 1 + region whose touch filled it, and NOTICE; 0 none
     uint8_t processor
+
+cdef enum:
+    NOTICE = 0x80            # of place_t.notified: to be served yet
 
 # Chunks of a block that is no whole frame: root * 512 + offset, by piece; 0 is none.
 cdef struct cut_t:
@@ -145,6 +152,7 @@ cdef struct gpu_t:
     uint32_t tail[3]
     uint32_t stack[2]
     uint64_t held            # free root chunks that the process holds
+    uint64_t taken           # pages of all its root chunks, those too
     uint8_t svm
     uint8_t coherent
 
@@ -159,6 +167,8 @@ cdef struct uvm_counters_t:
     uint64_t pins
     uint64_t unpins
     uint64_t revocations
+    uint64_t notifications       # of access counters
+    uint64_t access_counter_migrations
 
 # Part of a batch: faults of one block.
 cdef struct group_t:
@@ -189,6 +199,13 @@ cdef struct uvm_t:
     uint64_t reaching[64]
     uint64_t memory
     gpu_t gpus[64]           # by processor; [0] unused
+    uint32_t unit            # 4 KiB pages in a page of the kernel: 1 or 16, and its log2
+    uint32_t unit_log
+    uint64_t within          # unit - 1
+    uint64_t lane            # bits of the kernel's page at page 0
+    uint64_t asked_first     # of the present touch, before it was widened to whole pages
+    uint64_t asked_last
+    uint64_t short_way       # GPUs whose common touches may go it
     evict_t* order           # of used root chunks; NULL for the driver's own
     uint32_t new_first       # root chunks of the present operation
     uint32_t new_last
@@ -215,6 +232,7 @@ cdef struct uvm_t:
     uint32_t max_resets
     int64_t lapse_votes
     uint32_t pma_batch
+    uint64_t quota           # most pages taken on a GPU
     uint8_t lapse_mode       # 0 off, 1 shipped, 2 intended
     uint8_t replay_policy    # 0 block, 1 batch, 2 batch_flush, 3 once
     bint coalesce
@@ -223,7 +241,11 @@ cdef struct uvm_t:
     bint quirk
     bint home_only
     bint remote_atomics
-    bint access_counters
+    bint map_evicted         # an evicted GPU is mapped to the copy
+    bint counting            # access counters are on, and notifications not dropped
+    uint32_t counter_threshold
+    uint32_t counter_batch
+    uint64_t notices         # that the present touch raised
     # scratch of one operation
     uint64_t targets[64][8]
     group_t* chunk           # MOST_BATCH of them

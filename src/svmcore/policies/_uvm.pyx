@@ -45,11 +45,15 @@ from .._faults cimport (
     trigger_t,
 )
 from .._process cimport (
+    AGE_DISCARDED,
+    AGE_FREE,
+    AGE_USED,
     KEEPS,
     MAX_BATCH,
     NOWHERE,
     Node,
     Process,
+    age_of,
     arrival_t,
     node_make_room,
     ops_t,
@@ -119,29 +123,32 @@ cdef enum cause_t:
     CAUSE_EVICTION = 3
     CAUSE_PREFETCHER = 4
     CAUSE_ADVICE = 5
+    CAUSE_ACCESS_COUNTER = 6
 
 cdef enum hint_t:
     HINT_NONE = 0
     HINT_PIN = 1
     HINT_THROTTLE = 2
 
-# What asks where a page goes. Faults do here; vector files know the others too.
+# What asks where a page goes. Vector files alone know foreigners.
 cdef enum decision_t:
     BY_FAULT = 0
     BY_COUNTER = 1         # an access counter
     BY_FOREIGNER = 2       # a touch by another process than the owner
 
 cdef enum list_t:
-    LIST_UNUSED = 0
-    LIST_DISCARDED = 1
-    LIST_USED = 2
+    LIST_UNUSED = AGE_FREE
+    LIST_DISCARDED = AGE_DISCARDED
+    LIST_USED = AGE_USED
 
 cdef enum ended_t:
     ENDED = 0
     NO_ROOM = 1            # a GPU is full and nothing can be evicted
     NO_RECORDS = 2         # no memory of the model
 
-CAUSES = ("user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice")
+CAUSES = (
+    "user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice", "access_counter",
+)
 #: Rules of section 2.1, by number.
 RULES = {
     2: "2 read duplication",
@@ -165,6 +172,15 @@ cdef struct request_t:
 # Pages by the protection that they get: RO, RW, RWA.
 cdef struct levels_t:
     uint64_t v[3][8]
+
+# Ranges of a span block by block: what a walk remembers.
+cdef struct walk_t:
+    uint64_t page
+    uint64_t last
+    uint32_t number        # range, and the block in it; 0 where none was made yet
+    uint32_t block
+    uint64_t frame
+    uint64_t pages[8]      # of the block in the span
 
 cdef struct service_t:
     uint64_t served[8]
@@ -284,6 +300,25 @@ cdef inline void put(uint64_t* m, uint32_t page) noexcept nogil:
 
 cdef inline void take(uint64_t* m, uint32_t page) noexcept nogil:
     m[page >> 6] &= ~(<uint64_t>1 << (page & 63))
+
+
+cdef inline uint64_t head_of(const uvm_t* p, uint64_t page) noexcept nogil:
+    """First of the 4 KiB pages of the kernel's page."""
+    return page & ~p.within
+
+
+cdef inline void put_whole(const uvm_t* p, uint64_t* m, uint32_t head) noexcept nogil:
+    """All of the kernel's page."""
+    m[head >> 6] |= p.lane << (head & 63)
+
+
+cdef inline void take_whole(const uvm_t* p, uint64_t* m, uint32_t head) noexcept nogil:
+    m[head >> 6] &= ~(p.lane << (head & 63))
+
+
+cdef inline uint32_t npages(const uvm_t* p, const uint64_t* m) noexcept nogil:
+    """How many of the kernel's pages."""
+    return count_of(m) >> p.unit_log
 
 
 cdef inline bint next_page(const uint64_t* m, uint32_t* page) noexcept nogil:
@@ -680,7 +715,7 @@ cdef bint prefetch_hint(uvm_t* p, block_t* b, uint8_t preferred, uint32_t target
         drop(out, thrashing)
     if target == 0 and cpu_mapped != NULL:
         drop_both(out, resident, cpu_mapped)
-    b.prefetch_faults += <uint16_t>count_of(faulted)
+    b.prefetch_faults += <uint16_t>npages(p, faulted)
     return b.prefetch_faults >= p.prefetch_min_faults and any_of(out)
 
 
@@ -716,7 +751,7 @@ cdef void reset_page(uvm_t* p, histories_t* hs, uint32_t page) noexcept nogil:
     """Forget a page's history; its throttles so far and the favoured one stay."""
     cdef history_t* h = hs.pages + page
     if h.flags & HISTORY_PINNED:
-        take(hs.pinned, page)
+        take_whole(p, hs.pinned, page)
         if h.entry:
             dequeue(p, h.entry)
     h.stamp = 0
@@ -726,7 +761,7 @@ cdef void reset_page(uvm_t* p, histories_t* hs, uint32_t page) noexcept nogil:
     h.pin_at = 0
     h.entry = 0
     end_throttles(h)
-    take(hs.thrashing, page)
+    take_whole(p, hs.thrashing, page)
 
 
 cdef void reset_region(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer) noexcept nogil:
@@ -765,7 +800,7 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
     cdef histories_t* hs
     cdef history_t* h
     cdef uint64_t now = present(p), before
-    cdef uint32_t page
+    cdef uint32_t page = low
     if not p.thrashing:
         return
     if not b.histories:
@@ -775,23 +810,22 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
             return
         b.histories = pool_take(&p.histories)
     hs = histories_no(p, b.histories)
-    for page in range(low, outer):
+    while page < outer:
         h = hs.pages + page
         h.processors |= <uint64_t>1 << processor
         before = h.stamp
         h.stamp = now & ~<uint64_t>63
-        if not before:
-            continue
-        if now - before <= p.lapse:
+        if before and now - before <= p.lapse:
             if h.events < 7:
                 h.events += 1
             if h.events == p.thrashing_threshold:
-                put(hs.thrashing, page)
+                put_whole(p, hs.thrashing, page)
             if h.events >= p.thrashing_threshold:
                 b.last_thrashing = now
             h.flags |= HISTORY_REVOKED if revocation else HISTORY_MIGRATED
-        elif h.events >= p.thrashing_threshold and not h.flags & HISTORY_PINNED:
+        elif before and h.events >= p.thrashing_threshold and not h.flags & HISTORY_PINNED:
             reset_page(p, hs, page)
+        page += p.unit
     b.stamp = now
     b.processor = <uint8_t>(processor + 1)
 
@@ -912,7 +946,7 @@ cdef hint_t hint(uvm_t* p, uint32_t block, uint32_t page, uint32_t requester, ui
             h.flags |= HISTORY_PINNED
             h.throttles = 0
             b.pins += 1
-            put(hs.pinned, page)
+            put_whole(p, hs.pinned, page)
             if p.pin:
                 if not p.queue_first and not p.timer:
                     p.timer = now + p.pin
@@ -938,8 +972,13 @@ cdef hint_t hint(uvm_t* p, uint32_t block, uint32_t page, uint32_t requester, ui
     return kind
 
 
-cdef void uvm_step(uvm_t* p) noexcept nogil:
+cdef inline void uvm_step(uvm_t* p) noexcept nogil:
     """Pinned pages whose time is over are released."""
+    if p.timer and p.timer <= p.engine.now:
+        unpin(p)
+
+
+cdef void unpin(uvm_t* p) noexcept nogil:
     cdef uint64_t at
     cdef uint32_t entry, first, last, block, page, number
     cdef uint64_t pages[8]
@@ -969,7 +1008,7 @@ cdef void uvm_step(uvm_t* p) noexcept nogil:
             first = entry
             p.counters.unpins += 1
             clear(pages)
-            put(pages, page)
+            put_whole(p, pages, page)
             number = block_no(p, block).place
             while number:
                 if not has(place_no(p, number).resident, page) and not (
@@ -1109,6 +1148,8 @@ cdef uint32_t take_root(uvm_t* p, uint32_t gpu) noexcept nogil:
         g.held -= 1
     else:
         count = (g.vram_pages - used) // BLOCK if g.vram_pages > used else 0
+        if count > (p.quota - g.taken) // BLOCK:
+            count = (p.quota - g.taken) // BLOCK
         if count == 0:
             p.full = gpu
             return 0
@@ -1117,6 +1158,7 @@ cdef uint32_t take_root(uvm_t* p, uint32_t gpu) noexcept nogil:
         elif count > p.pma_batch:
             count = p.pma_batch
         p.node.used[gpu - 1] += count * BLOCK
+        g.taken += count * BLOCK
         g.held = count - 1
     number = pool_take(&p.roots)
     root_no(p, number).gpu = <uint8_t>gpu
@@ -1174,11 +1216,12 @@ cdef void give_root(uvm_t* p, uint32_t number) noexcept nogil:
     cdef root_t* root = root_no(p, number)
     enlist(p, number, ON_NO_LIST)
     p.node.used[root.gpu - 1] -= BLOCK
+    p.gpus[root.gpu].taken -= BLOCK
     uvm_stack(p, number, 0, False)
     uvm_stack(p, number, 1, False)
     if root.split:
         pool_give(&p.splits, root.split)
-    root.block = root.split = 0  # nobody's, see __dealloc__
+    root.block = root.split = 0  # nobody's, see uvm_check
     pool_give(&p.roots, number)
 
 
@@ -1330,7 +1373,7 @@ cdef void evict_pages(uvm_t* p, uint32_t block, uint32_t gpu, uint64_t* pages) n
     keep(pages, wanted)
     make_resident(p, block, 0, pages, CAUSE_EVICTION, NULL, False)
     map_accessors(p, block, pages)
-    if p.access_counters:
+    if p.map_evicted:
         map_unrevoked(p, block, gpu, pages)
 
 
@@ -1463,14 +1506,14 @@ cdef uint64_t oldest_age(void* state, uint32_t gpu) noexcept nogil:
     if gpu + 1 >= p.processors:
         return KEEPS
     if p.gpus[gpu + 1].held:
-        return 0
+        return age_of(AGE_FREE, 0)
     number = victim_of(p, gpu + 1)
     if not number:
         return KEEPS
     age = root_no(p, number).age
     if p.order != NULL and root_no(p, number).list == LIST_USED:
         age = p.order.units[number].stamp
-    return <uint64_t>root_no(p, number).list << 62 | age
+    return age_of(root_no(p, number).list, age)
 
 
 cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
@@ -1478,6 +1521,7 @@ cdef bint evict_oldest(void* state, uint32_t gpu) noexcept nogil:
     cdef uint32_t number
     if p.gpus[gpu + 1].held:
         p.gpus[gpu + 1].held -= 1
+        p.gpus[gpu + 1].taken -= BLOCK
         p.node.used[gpu] -= BLOCK
         return True
     number = victim_of(p, gpu + 1)
@@ -1501,7 +1545,13 @@ cdef bint room_for(uvm_t* p, uint32_t block) noexcept nogil:
 
 
 cdef ended_t make_room(uvm_t* p) noexcept nogil:
-    """The GPU that was full evicts; the operation then starts again."""
+    """The GPU that was full evicts; the operation then starts again.
+
+    A process at its quota gives up its own, and what it takes then is what it gave.
+    """
+    while p.gpus[p.full].taken + BLOCK > p.quota:
+        if oldest_age(p, p.full - 1) == KEEPS or not evict_oldest(p, p.full - 1):
+            return NO_ROOM
     if node_make_room(p.node, p.engine, p.full - 1, BLOCK, p.gpus[p.full].vram_pages):
         return NO_ROOM
     return ENDED
@@ -1542,9 +1592,10 @@ cdef void copy_leg(uvm_t* p, uint32_t block, uint32_t source, uint32_t target,
                          <trigger_t>why, end - page)
             p.engine.processors[source].pages_out += end - page
             p.engine.processors[target].pages_in += end - page
+            p.counters.access_counter_migrations += why == CAUSE_ACCESS_COUNTER
         if last and cause != CAUSE_EVICTION:
             if (
-                (cause != CAUSE_GPU_FAULT and cause != CAUSE_CPU_FAULT)
+                cause not in (CAUSE_GPU_FAULT, CAUSE_CPU_FAULT, CAUSE_ACCESS_COUNTER)
                 or duplicate
                 or range_no(p, b.range).duplication == ENABLED
             ):
@@ -1818,7 +1869,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
                     mapped |= map_user_page(p, block, requester, lowest(users), target, &l,
                                             page)
                     users &= users - 1
-            page += 1
+            page += p.unit
     count_maps(p, popcount64(mapped))
 
 
@@ -1857,7 +1908,7 @@ cdef uint64_t map_user_page(uvm_t* p, uint32_t block, uint32_t requester, uint32
     memset(&one, 0, sizeof(one))
     for level in range(PROTECTIONS):
         if has(levels.v[level], page):
-            put(one.v[level], page)
+            put_whole(p, one.v[level], page)
     return map_user(p, block, requester, user, target, &one)
 
 
@@ -1937,8 +1988,9 @@ cdef void add_target(uvm_t* p, uint64_t* used, uint32_t target,
 
 
 cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint64_t* pages,
-                      const request_t* q, uint64_t holders, bint duplicated, uint64_t* used,
-                      uint64_t* copies, service_t* out, int32_t* latest) noexcept nogil:
+                      const request_t* q, decision_t by, uint64_t holders, bint duplicated,
+                      uint64_t* used, uint64_t* copies, service_t* out,
+                      int32_t* latest) noexcept nogil:
     """Decide for pages with the same holders, by the levels of their faults."""
     cdef uint64_t m[3][8]
     cdef uint32_t w, kind, target = 0
@@ -1952,7 +2004,7 @@ cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint
         if not any_of(m[kind]):
             continue
         select_residency(p, r, requester, kind == 0, kind == 2, duplicated, holders, NOWHERE,
-                         BY_FAULT, &target, &duplicate)
+                         by, &target, &duplicate)
         add_target(p, used, target, m[kind])
         if duplicate:
             add(copies, m[kind])
@@ -1963,8 +2015,11 @@ cdef void place_class(uvm_t* p, const range_t* r, uint32_t requester, const uint
 
 
 cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t* q,
-                  service_t* out) noexcept nogil:
-    """Serve faults of one processor on one block; False where a GPU has no room."""
+                  decision_t by, service_t* out) noexcept nogil:
+    """Serve faults of one processor on one block; False where a GPU has no room.
+
+    An access counter asks as if its pages, which are mapped, were prefetched.
+    """
     cdef block_t* b = block_no(p, block)
     cdef range_t* r = range_no(p, b.range)
     cdef histories_t* hs
@@ -1976,7 +2031,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     cdef uint64_t early[8]
     cdef request_t asked
     cdef uint64_t used = 0, value = 0, holders, early_pages = 0
-    cdef uint32_t w, page, number, target = 0
+    cdef uint32_t w, page, number, target = 0, npinned = 0, nthrottled = 0
     cdef int32_t latest = -1
     cdef bint duplicate = False, reads
     cdef hint_t kind
@@ -1988,7 +2043,9 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
     clear(copies)
     clear(pins)
     copy_to(todo, q.pages)
-    if place != NULL:
+    if by == BY_COUNTER:
+        cause = CAUSE_ACCESS_COUNTER
+    elif place != NULL:
         for w in range(8):
             out.served[w] = q.pages[w] & (
                 (place.tables[0][w] & ~q.write[w] & ~q.strong[w])
@@ -2006,22 +2063,24 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         hs = histories_no(p, b.histories)
         page = 0
         while both(m, todo, hs.thrashing) and next_page(m, &page):
-            take(todo, page)
+            take_whole(p, todo, page)
             holders = holders_of(p, block, page)
             kind = hint(p, block, page, requester, holders, r.preferred, &value)
             clear(m)
-            put(m, page)
+            put_whole(p, m, page)
             if kind == HINT_THROTTLE:
+                nthrottled += 1
                 add(out.throttled, m)
                 if out.until == 0 or value < out.until:
                     out.until = value
                 continue
             if kind == HINT_PIN:
+                npinned += 1
                 add(pins, m)
             reads = not has(q.write, page) and not has(q.strong, page)
             select_residency(p, r, requester, reads, not reads and has(q.atomic, page),
                              has(b.duplicated, page), holders,
-                             <uint32_t>value if kind == HINT_PIN else NOWHERE, BY_FAULT, &target,
+                             <uint32_t>value if kind == HINT_PIN else NOWHERE, by, &target,
                              &duplicate)
             add_target(p, &used, target, m)
             if duplicate:
@@ -2037,7 +2096,7 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         while next_page(m, &page):
             clear(early)
             put(early, page)
-            place_class(p, r, requester, early, q, holders_of(p, block, page), True, &used,
+            place_class(p, r, requester, early, q, by, holders_of(p, block, page), True, &used,
                         copies, out, &latest)
             page += 1
     number = b.place
@@ -2045,11 +2104,14 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         place = place_no(p, number)
         if both(m, todo, place.resident):
             drop(todo, m)
-            place_class(p, r, requester, m, q, <uint64_t>1 << place.processor, False, &used,
+            place_class(p, r, requester, m, q, by, <uint64_t>1 << place.processor, False, &used,
                         copies, out, &latest)
         number = place.next
     if any_of(todo):
-        place_class(p, r, requester, todo, q, 0, False, &used, copies, out, &latest)
+        place_class(p, r, requester, todo, q, by, 0, False, &used, copies, out, &latest)
+    if by == BY_COUNTER:
+        clear(copies)
+        used = still_to_move(p, block, used)
     clear(early)
     if p.prefetch and used and not used & (used - 1):
         early_pages = prefetch_pages(p, block, lowest(used), early)
@@ -2074,9 +2136,25 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
             return False
         map_serviced(p, block, requester, target, todo, q, pins)
     p.counters.prefetched_pages += early_pages
-    p.counters.pins += count_of(pins)
-    p.counters.throttles += count_of(out.throttled)
+    p.counters.pins += npinned
+    p.counters.throttles += nthrottled
     return True
+
+
+cdef uint64_t still_to_move(uvm_t* p, uint32_t block, uint64_t used) noexcept nogil:
+    """The targets where a page is missing; pages that are there already are left."""
+    cdef uint64_t left = used
+    cdef uint32_t target
+    cdef place_t* place
+    while left:
+        target = lowest(left)
+        left &= left - 1
+        place = uvm_place(p, block, target)
+        if place != NULL:
+            drop(p.targets[target], place.resident)
+        if not any_of(p.targets[target]):
+            used &= ~(<uint64_t>1 << target)
+    return used
 
 
 cdef uint64_t prefetch_pages(uvm_t* p, uint32_t block, uint32_t target,
@@ -2109,14 +2187,14 @@ cdef uint64_t prefetch_pages(uvm_t* p, uint32_t block, uint32_t target,
 
 
 cdef ended_t serve_block(uvm_t* p, uint32_t block, uint32_t requester, const request_t* q,
-                         service_t* out) noexcept nogil:
+                         decision_t by, service_t* out) noexcept nogil:
     """The same until there is room: a full GPU evicts, and all of it starts again."""
     cdef ended_t ended = ENDED
     while True:
         if not room_for(p, block):
             ended = NO_RECORDS
             break
-        if service(p, block, requester, q, out):
+        if service(p, block, requester, q, by, out):
             break
         ended = make_room(p)
         if ended != ENDED:
@@ -2231,13 +2309,13 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
     pay_batch(p, n)
     for i in range(n):
         # Arrivals name no uTLB: a GPU counts as one.
-        entering[i].page = faults[i].page
+        entering[i].page = head_of(p, faults[i].page)
         entering[i].instance = faults[i].processor
         entering[i].tlb = <uint16_t>faults[i].processor
         entering[i].level = <uint8_t>level_of(faults[i].access)
         entering[i].levels = <uint8_t>(1 << entering[i].level)
         entering[i].instances = 1
-        order[i].page = faults[i].page
+        order[i].page = entering[i].page
         order[i].processor = faults[i].processor
         order[i].rank = (4 - entering[i].level) * 256 + i
         out[i].page = faults[i].page
@@ -2277,13 +2355,13 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
         ):
             page = order[i].page % BLOCK
             k = entering[order[i].rank & 255].levels
-            put(q.pages, page)
+            put_whole(p, q.pages, page)
             if k >> 4:
-                put(q.strong, page)
+                put_whole(p, q.strong, page)
             elif k >> 2:
-                put(q.write, page)
+                put_whole(p, q.write, page)
             if k & 7 == 0:
-                put(q.atomic, page)
+                put_whole(p, q.atomic, page)
             i += 1
         before = p.engine.counters.migrated_pages
         block = 0
@@ -2299,7 +2377,7 @@ cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noe
                         | (place.tables[1][k] & q.write[k])
                         | (place.tables[2][k] & q.strong[k])
                     )
-            ended = serve_block(p, block, processor, &q, &met)
+            ended = serve_block(p, block, processor, &q, BY_FAULT, &met)
             if ended == ENDED and p.order != NULL:
                 use_chunks(p, block, processor, met.served)
         p.counters.replays += p.replay_policy == 0
@@ -2336,9 +2414,16 @@ cdef void uvm_deliver(void* state, const arrival_t* faults, uint32_t n,
 
 cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                          const uint64_t* pages, touch_t* out) noexcept nogil:
-    """Mapped pages answer a touch: those that are not in the processor's memory are remote."""
-    cdef const place_t* place = uvm_place(p, block, processor)
+    """Mapped pages answer a touch: those that are not in the processor's memory are remote.
+
+    Of a page of 64 KiB it is what the touch covers.
+    """
+    cdef place_t* place = uvm_place(p, block, processor)
     cdef uint32_t w, n = 0, here = 0
+    cdef uint64_t part[8]
+    if p.within:
+        part_asked(p, block_no(p, block).frame * BLOCK, pages, part)
+        pages = part
     for w in range(8):
         if pages[w]:
             n += popcount64(pages[w])
@@ -2346,8 +2431,91 @@ cdef inline void touched(uvm_t* p, uint32_t processor, uint32_t block,
                 here += popcount64(pages[w] & place.resident[w])
     p.engine.processors[processor].pages_touched += n
     out.remote += n - here
+    if p.counting and processor and place != NULL and n > here:
+        count_touches(p, place, pages)
     if p.order != NULL:
         use_chunks(p, block, processor, pages)
+
+
+cdef void count_touches(uvm_t* p, place_t* place, const uint64_t* pages) noexcept nogil:
+    """Remote touches fill a GPU's counter of a block; a full one notifies, once."""
+    cdef uint32_t region, touches
+    for region in range(BLOCK // BIG):
+        if place.notified:
+            return
+        touches = popcount64(
+            (pages[region >> 2] & ~place.resident[region >> 2]) >> (region & 3) * BIG & 0xffff
+        )
+        if not touches:
+            continue
+        place.flagged |= <uint32_t>1 << region
+        touches += place.count
+        if touches < p.counter_threshold:
+            place.count = <uint16_t>touches
+            continue
+        place.count = <uint16_t>p.counter_threshold
+        place.notified = <uint8_t>(region + 1) | NOTICE
+        p.notices += 1
+
+
+cdef void want(uvm_t* p, uint32_t block, const place_t* place, request_t* q) noexcept nogil:
+    """Pages that a full counter wants: those of the touched regions that lie together."""
+    cdef uint32_t region = (place.notified & ~NOTICE) - 1, left = place.flagged
+    cdef uint64_t holders = holders_of(p, block, region * BIG)
+    memset(q, 0, sizeof(request_t))
+    if not holders or holders >> place.processor & 1 or not any_of(place.tables[0]):
+        return
+    if not is_full(block_no(p, block)):
+        put_whole(p, q.pages, region * BIG)
+        return
+    while left:
+        put_whole(p, q.pages, ctz64(left) * BIG)
+        left &= left - 1
+    keep(q.pages, uvm_place(p, block, closest(p, holders, place.processor)).resident)
+
+
+cdef void serve_notices(uvm_t* p, uint32_t gpu, uint64_t first, uint64_t last) noexcept nogil:
+    """Notifications of a touch are served by address, a batch at a time (section 6)."""
+    cdef walk_t at
+    cdef place_t* place
+    cdef request_t q
+    cdef service_t met
+    cdef uint64_t left = 0
+    at.page = first
+    at.last = last
+    while p.notices and walk_made(p, &at):
+        place = uvm_place(p, at.block, gpu)
+        if place == NULL or not place.notified & NOTICE:
+            continue
+        if not left:
+            left = p.notices if p.notices < p.counter_batch else p.counter_batch
+            settle(p)
+            uvm_step(p)
+            pay_batch(p, <uint32_t>left)
+        left -= 1
+        p.notices -= 1
+        p.counters.notifications += 1
+        want(p, at.block, place, &q)
+        if serve_block(p, at.block, gpu, &q, BY_COUNTER, &met) == ENDED:
+            forget_count(uvm_place(p, at.block, gpu))
+        else:
+            uvm_place(p, at.block, gpu).notified &= ~NOTICE
+
+
+cdef inline void forget_count(place_t* place) noexcept nogil:
+    place.flagged = place.count = place.notified = 0
+
+
+cdef void part_asked(const uvm_t* p, uint64_t base, const uint64_t* pages,
+                     uint64_t* out) noexcept nogil:
+    """Those pages of the frame at *base* that the present touch covers, not widened."""
+    cdef uint32_t low = 0, outer = BLOCK, w
+    if p.asked_first > base:
+        low = <uint32_t>(p.asked_first - base)
+    if p.asked_last - base < BLOCK:
+        outer = <uint32_t>(p.asked_last - base) + 1
+    for w in range(8):
+        out[w] = pages[w] & word_of(w, low, outer)
 
 
 cdef void fatal(touch_t* out, uint64_t page, int32_t ret, uint8_t reason) noexcept nogil:
@@ -2392,10 +2560,11 @@ cdef uint32_t collect(uvm_t* p, uint32_t processor, uint32_t level, uint64_t* at
                 missing[w] &= ~have[w]
             if missing[w]:
                 n += popcount64(missing[w])
+        n >>= p.unit_log
         if n > most - found:
             while n > most - found:
-                outer = last_of(missing)
-                take(missing, outer)
+                outer = <uint32_t>head_of(p, last_of(missing))
+                take_whole(p, missing, outer)
                 n -= 1
             for w in range(8):
                 have[w] &= word_of(w, low, outer)
@@ -2439,13 +2608,13 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         until = 0
         left = count = 0
         for i in range(groups):
-            count += count_of(waiting[i].pages)
+            count += npages(p, waiting[i].pages)
         p.counters.batches += 1
         pay_batch(p, count)
         for i in range(groups):
             copy_to(q.pages, waiting[i].pages)
             ask_level(&q, level)
-            ended = serve_block(p, waiting[i].block, processor, &q, &met)
+            ended = serve_block(p, waiting[i].block, processor, &q, BY_FAULT, &met)
             p.counters.replays += p.replay_policy == 0
             if ended != ENDED:
                 fatal(out,
@@ -2453,11 +2622,11 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
                       -E_NOMEM, REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
                 return held
             touched(p, processor, waiting[i].block, met.served, out)
-            out.faults += count_of(met.served)
+            out.faults += npages(p, met.served)
             if met.best != NOWHERE:
                 out.best = met.best
             if any_of(met.throttled):
-                out.duplicates += count_of(met.throttled)
+                out.duplicates += npages(p, met.throttled)
                 if until == 0 or met.until < until:
                     until = met.until
                 p.again[left].block = waiting[i].block
@@ -2544,7 +2713,7 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         pay_batch(p, 1)
         copy_to(q.pages, p.chunk[0].pages)
         ask_level(&q, level)
-        ended = serve_block(p, p.chunk[0].block, 0, &q, &met)
+        ended = serve_block(p, p.chunk[0].block, 0, &q, BY_FAULT, &met)
         if ended != ENDED:
             fatal(out, at, -E_NOMEM,
                   REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
@@ -2690,25 +2859,35 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
     return True
 
 
+cdef void touch_long(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
+                     uint32_t access, touch_t* out) noexcept nogil:
+    if processor == 0:
+        touch_cpu(p, first, last, 2 if access else 0, out)
+    elif not p.gpus[processor].svm:
+        fatal(out, first, -E_PERM, REASON_NO_SVM)
+    else:
+        touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
+
+
 cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
                     uint32_t access, touch_t* out) noexcept nogil:
     """A touch until it is served or fatal; the clock moves on by what it waited for and cost."""
     cdef uvm_t* p = <uvm_t*>state
     cdef uint64_t before = p.engine.counters.migrated_pages
     uvm_step(p)
-    if processor == 0:
-        touch_cpu(p, first, last, 2 if access else 0, out)
-    elif not p.gpus[processor].svm:
-        fatal(out, first, -E_PERM, REASON_NO_SVM)
-    elif p.order != NULL or not touch_short(
+    if not p.short_way >> processor & 1 or not touch_short(
         p, processor, first, last, access if access < 2 else 2, out
     ):
-        touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
+        p.asked_first = first
+        p.asked_last = last
+        touch_long(p, processor, head_of(p, first), last | p.within, access, out)
     if out.remote:
         p.engine.processors[processor].remote_pages += out.remote
         p.engine.cost_ns += <uint64_t>(
             p.engine.costs.remote_ns + p.engine.costs.remote_page_ns * <double>out.remote
         )
+    if p.notices:
+        serve_notices(p, processor, head_of(p, first), last | p.within)
     settle(p)
     p.engine.processors[processor].faults += out.faults
     p.engine.processors[processor].driver_faults += out.faults
@@ -2725,6 +2904,16 @@ cdef int uvm_map(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcep
     cdef uint32_t number
     cdef range_t* r
     cdef arena_t* arena
+    cdef uint64_t low = head_of(p, first), outer = (last | p.within) + 1
+    # A page that two mappings share belongs to the one before.
+    if low < first and uvm_range_at(p, first):
+        low += p.unit
+    if outer > last + 1 and uvm_range_at(p, last):
+        outer -= p.unit
+    if low >= outer:
+        return 0
+    first = low
+    last = outer - 1
     if ranges_next(p.tree, first, &e) and e.first <= last:
         return -E_EXIST
     if not room_in(&p.ranges, 1) or not room_in(&p.arenas, 1):
@@ -2855,6 +3044,7 @@ cdef void split_block(uvm_t* p, uint32_t block, uint32_t rest, uint32_t at) noex
     while number:
         theirs = uvm_make_place(p, other, place_no(p, number).processor)
         mine = place_no(p, number)
+        forget_count(mine)
         both(theirs.resident, mine.resident, pages)
         drop(mine.resident, pages)
         for level in range(PROTECTIONS):
@@ -2947,6 +3137,8 @@ cdef int uvm_unmap(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     cdef uint64_t page = first
     cdef uint32_t doomed = 0, number
     cdef uint32_t* tail = &doomed
+    first = page = head_of(p, first)
+    last |= p.within
     if cut_at(p, first, NULL) or (last + 1 and cut_at(p, last + 1, NULL)):
         return -E_NOMEM
     while ranges_next(p.tree, page, &e) and e.first <= last:
@@ -3035,11 +3227,12 @@ cdef void protect_range(uvm_t* p, uint32_t number, uint32_t prot) noexcept nogil
 
 cdef int uvm_protect(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noexcept nogil:
     """Protection changes; a hole stops it with -ENOMEM, what lies before it is changed."""
-    cdef uint64_t page = first
+    cdef uint64_t page = head_of(p, first)
     cdef uint32_t number
     cdef advice_t a
     a.kind = ADVISE_PROTECTION
     a.value = prot
+    last |= p.within
     while True:
         number = uvm_range_at(p, page)
         if not number:
@@ -3054,15 +3247,6 @@ cdef int uvm_protect(uvm_t* p, uint64_t first, uint64_t last, uint32_t prot) noe
             return 0
         page += 1
 
-
-# Ranges of a span block by block: what a walk remembers.
-cdef struct walk_t:
-    uint64_t page
-    uint64_t last
-    uint32_t number        # range, and the block in it; 0 where none was made yet
-    uint32_t block
-    uint64_t frame
-    uint64_t pages[8]      # of the block in the span
 
 cdef bint walk(uvm_t* p, walk_t* at) noexcept nogil:
     """The next (range, frame) of the span; pages outside ranges are passed over."""
@@ -3092,8 +3276,8 @@ cdef bint walk(uvm_t* p, walk_t* at) noexcept nogil:
 cdef void uvm_invalidate(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     """CPU page table entries go."""
     cdef walk_t at
-    at.page = first
-    at.last = last
+    at.page = head_of(p, first)
+    at.last = last | p.within
     while walk_made(p, &at):
         unmap(p, at.block, at.pages, 1)
 
@@ -3224,9 +3408,11 @@ cdef int advise_range(uvm_t* p, uint32_t number, const advice_t* a) noexcept nog
 
 cdef int advise_span(uvm_t* p, uint64_t first, uint64_t last, const advice_t* a) noexcept nogil:
     """Advice on whole pages: ranges are cut at its ends where it changes them."""
-    cdef uint64_t page = first
+    cdef uint64_t page = head_of(p, first)
     cdef uint32_t number
     cdef int error
+    first = page
+    last |= p.within
     if cut_at(p, first, a) or (last + 1 and cut_at(p, last + 1, a)):
         return -E_NOMEM
     while True:
@@ -3243,8 +3429,8 @@ cdef int advise_span(uvm_t* p, uint64_t first, uint64_t last, const advice_t* a)
 
 cdef int uvm_discard(uvm_t* p, uint64_t first, uint64_t last) noexcept nogil:
     cdef walk_t at
-    at.page = first
-    at.last = last
+    at.page = head_of(p, first)
+    at.last = last | p.within
     while walk_made(p, &at):
         if not room_for(p, at.block):
             return -E_NOMEM
@@ -3283,9 +3469,11 @@ cdef bint migrate_block(uvm_t* p, uint32_t block, const uint64_t* pages, uint32_
 cdef int uvm_migrate(uvm_t* p, uint64_t first, uint64_t last, uint32_t processor) noexcept nogil:
     """Pages move to a processor's memory now (the migrate call)."""
     cdef uint32_t target = home_of(p, processor), turn
-    cdef uint64_t page = first, frames = 0
+    cdef uint64_t page = head_of(p, first), frames = 0
     cdef walk_t at
     cdef ended_t ended
+    first = page
+    last |= p.within
     if not covered(p, first, last):
         return -E_FAULT
     while True:
@@ -3360,7 +3548,19 @@ _BROKEN = (
     "a block is found through its range",
     "the tree of ranges",
     "a chunk of the operation is left over",
+    "a page of the kernel is whole",
+    "memory taken is that of the chunks",
+    "no more memory than the quota",
 )
+
+
+cdef bint halved(const uvm_t* p, const uint64_t* m) noexcept nogil:
+    """Some page of the kernel is neither in the mask nor out of it."""
+    cdef uint32_t w
+    for w in range(8):
+        if p.within and lanes_of(m[w]) != m[w]:
+            return True
+    return False
 
 
 cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
@@ -3372,6 +3572,8 @@ cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
     cdef uint32_t number = b.place, w, piece, page, size = 0
     cdef place_t* place
     span_of(own, b.start, b.outer)
+    if halved(p, own) or halved(p, b.duplicated) or halved(p, b.discarded):
+        return 12
     clear(seen)
     clear(several)
     while number:
@@ -3412,6 +3614,10 @@ cdef int check_block(uvm_t* p, uint32_t block, uint64_t* total) noexcept nogil:
             return 5
         if meets(place.tables[1], b.duplicated):
             return 6
+        if halved(p, place.resident) or halved(p, place.tables[0]) or (
+            halved(p, place.tables[1]) or halved(p, place.tables[2])
+        ):
+            return 12
         both(m, place.tables[0], b.duplicated)
         if without(m, m, place.resident):
             return 7
@@ -3425,7 +3631,7 @@ cdef int uvm_check(uvm_t* p) noexcept nogil:
     cdef range_entry_t e
     cdef walk_t at
     cdef int broken
-    cdef uint32_t gpu
+    cdef uint32_t gpu, number
     memset(total, 0, sizeof(total))
     if ranges_check(p.tree):
         return 10
@@ -3446,8 +3652,17 @@ cdef int uvm_check(uvm_t* p) noexcept nogil:
             break
         page = e.last + 1
     for gpu in range(1, p.processors):
-        if total[gpu] > p.gpus[gpu].vram_pages:
+        if total[gpu] > p.gpus[gpu].vram_pages or p.node.used[gpu - 1] > p.gpus[gpu].vram_pages:
             return 8
+        total[gpu] = p.gpus[gpu].held * BLOCK
+    for number in range(1, p.roots.n):
+        if root_no(p, number).block or root_no(p, number).split:
+            total[root_no(p, number).gpu] += BLOCK
+    for gpu in range(1, p.processors):
+        if total[gpu] != p.gpus[gpu].taken or total[gpu] > p.node.used[gpu - 1]:
+            return 13
+        if total[gpu] > p.quota:
+            return 14
     return 0
 
 
@@ -3572,11 +3787,14 @@ cdef class UvmProcess(Process):
         Parameters of the driver.
     node : Node, optional
         Device memory to share with other processes.
+    page_size : int
+        Bytes of a page of the kernel: 4096 or 65536. Whatever names a part of a page
+        means all of it.
 
     Raises
     ------
     InvalidArgumentError
-        For too many GPUs.
+        For too many GPUs or another page size.
     OutOfMemoryError
         If the state cannot be allocated.
 
@@ -3589,11 +3807,13 @@ cdef class UvmProcess(Process):
     NVIDIA UVM driver 595.45.04; ``docs/explain/uvm.md``.
     """
 
-    def __cinit__(self, gpus, rules, node=None):
+    def __cinit__(self, gpus, rules, node=None, *, page_size=4096):
         cdef Node shared = Node() if node is None else node
         cdef uvm_t* p
         cdef uint32_t i
         gpus = tuple(gpus)
+        if page_size not in (4096, 65536):
+            raise InvalidArgumentError(f"page_size {page_size}: expected 4096 or 65536")
         topology = topology_of(gpus, peer_access=rules.peer_access)
         self.gpus = gpus
         self.rules = rules
@@ -3622,6 +3842,10 @@ cdef class UvmProcess(Process):
         p.ranges.n = p.arenas.n = p.blocks.n = p.places.n = p.cuts.n = 1
         p.histories.n = p.roots.n = p.splits.n = p.entries.n = 1
         forget_near(p)
+        p.unit_log = 4 if page_size == 65536 else 0
+        p.unit = 1 << p.unit_log
+        p.within = p.unit - 1
+        p.lane = (<uint64_t>1 << p.unit) - 1
         p.processors = <uint32_t>len(gpus) + 1
         p.memory = topology.memory
         for i in range(p.processors):
@@ -3636,10 +3860,16 @@ cdef class UvmProcess(Process):
             p.gpus[i].svm = gpus[i - 1].svm
             p.gpus[i].coherent = gpus[i - 1].coherent
         take_rules(p, rules)
+        counts = rules.counts_accesses(gpus)
+        p.counting = counts and p.within
+        p.map_evicted = counts and rules.map_remote_on_eviction
         if rules.eviction != "driver":
             p.order = evict_new(order_of(rules.eviction), rules.seed)
             if p.order == NULL:
                 raise OutOfMemoryError("no memory for an order of eviction")
+        elif not p.within:
+            for i in range(1, p.processors):
+                p.short_way |= <uint64_t>p.gpus[i].svm << i
         p.engine.costs.batch_ns = 20_000  # until the machine's are set
         p.engine.costs.in_batch_ns = 500
         process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
@@ -3648,8 +3878,7 @@ cdef class UvmProcess(Process):
         cdef uvm_t* p = self.p
         cdef range_entry_t e
         cdef uint64_t page = 0
-        cdef uint32_t i, number
-        cdef root_t* root
+        cdef uint32_t i
         if p == NULL:
             return
         if p.node != NULL and p.tree != NULL:
@@ -3662,11 +3891,7 @@ cdef class UvmProcess(Process):
                     break
                 page = e.last + 1
             for i in range(1, p.processors):
-                p.node.used[i - 1] -= p.gpus[i].held * BLOCK
-            for number in range(1, p.roots.n):
-                root = root_no(p, number)
-                if root.block or root.split:
-                    p.node.used[root.gpu - 1] -= BLOCK
+                p.node.used[i - 1] -= p.gpus[i].taken
             self.node.leave(p)
         engine_free(p.engine)
         ranges_free(p.tree)
@@ -3922,7 +4147,7 @@ cdef class UvmProcess(Process):
         """The rule that decides a touch now, and the place (-1: none); nothing changes.
 
         Rules are named by their number in section 2.1; before them come ``no mapping``,
-        ``protection``, ``mapped`` and ``throttled``.
+        ``protection``, ``mapped``, ``access counter`` (mapped, and counted) and ``throttled``.
         """
         cdef uvm_t* p = self.p
         cdef uint32_t number = uvm_range_at(p, page), block, bit = page % BLOCK, target = 0, rule
@@ -3943,9 +4168,10 @@ cdef class UvmProcess(Process):
             duplicated = has(block_no(p, block).duplicated, bit)
             place = uvm_place(p, block, me)
             if place != NULL and has(place.tables[level], bit):
-                return "mapped", closest(p, holders, me)
+                counted = p.counting and me and not holders >> me & 1
+                return "access counter" if counted else "mapped", closest(p, holders, me)
             if block_no(p, block).histories:
-                h = histories_no(p, block_no(p, block).histories).pages + bit
+                h = histories_no(p, block_no(p, block).histories).pages + head_of(p, bit)
                 if h.throttled >> me & 1 and p.engine.now < h.end and h.favoured != me + 1:
                     return "throttled", -1
                 if h.flags & HISTORY_PINNED:
@@ -4141,6 +4367,7 @@ cdef class UvmProcess(Process):
             "stacks": stacks,
             "order": order_state(p) if p.order != NULL else (),
             "held": {gpu: p.gpus[gpu].held for gpu in range(1, p.processors)},
+            "taken": {gpu: p.gpus[gpu].taken for gpu in range(1, p.processors)},
             "queue": queue,
             "lapse": (p.lapse, p.votes, p.timer),
             "count": count,
@@ -4166,6 +4393,7 @@ cdef void take_rules(uvm_t* p, object rules) except *:
     p.max_resets = rules.max_resets
     p.lapse_votes = rules.lapse_votes
     p.pma_batch = 1 << rules.pma_batch_order
+    p.quota = <uint64_t>-1 if rules.quota_pages is None else rules.quota_pages
     p.lapse_mode = ("off", "shipped", "intended").index(rules.lapse_mode)
     p.replay_policy = ("block", "batch", "batch_flush", "once").index(rules.replay_policy)
     p.coalesce = rules.coalesce
@@ -4174,7 +4402,8 @@ cdef void take_rules(uvm_t* p, object rules) except *:
     p.quirk = rules.quirk
     p.home_only = rules.prefetch_home_only
     p.remote_atomics = rules.remote_atomics
-    p.access_counters = rules.access_counters
+    p.counter_threshold = rules.access_counter_threshold
+    p.counter_batch = rules.access_counter_batch
     p.lapse = rules.lapse_us * 1000
     p.nap = p.lapse * rules.nap
     p.epoch = p.lapse * rules.epoch
@@ -4218,7 +4447,7 @@ cdef object block_state(uvm_t* p, uint32_t block):
     cdef place_t* place
     cdef histories_t* hs = histories_no(p, b.histories) if b.histories else NULL
     cdef history_t* h
-    resident, tables, chunks = {}, ({}, {}, {}), {}
+    resident, tables, chunks, counters = {}, ({}, {}, {}), {}, {}
     while number:
         place = place_no(p, number)
         mask = number_of(place.resident)
@@ -4228,6 +4457,11 @@ cdef object block_state(uvm_t* p, uint32_t block):
             mask = number_of(place.tables[level])
             if mask:
                 tables[level][place.processor] = mask
+        if place.flagged:
+            counters[place.processor] = (
+                place.count, place.flagged, ((place.notified & ~NOTICE) - 1) * BIG
+                if place.notified else -1,
+            )
         if place.chunk and is_full(b):
             chunks[place.processor] = [(0, 0)]
         elif place.chunk:
@@ -4262,6 +4496,7 @@ cdef object block_state(uvm_t* p, uint32_t block):
         "discarded": number_of(b.discarded),
         "chunks": chunks,
         "prefetch": (b.prefetch_last - 1, b.prefetch_faults),
+        "counters": counters,
         "thrashing": (
             number_of(hs.thrashing) if hs != NULL else 0,
             number_of(hs.pinned) if hs != NULL else 0,

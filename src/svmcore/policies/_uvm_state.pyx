@@ -91,6 +91,9 @@ ORDER_COLUMNS = {
     "drawn": ("root",),
     "random": ("state",),
 }
+#: With access counters that move pages: those that are not empty, where the page that filled
+#: it is 1 + its region of 64 KiB, 0 none.
+ACCESS_COLUMNS = {"access_counters": ("block", "processor", "count", "flagged", "notified")}
 #: Counters of the engine, then of the driver, in the order of the table.
 ENGINE = (
     "migrations", "migration_attempts", "migrated_pages", "pages_to_device", "pages_to_host",
@@ -100,7 +103,10 @@ ENGINE = (
 DRIVER = (
     "populated_pages", "invalidated_pages", "prefetched_pages", "batches",
     "services", "replays", "throttles", "pins", "unpins", "revocations",
+    "notifications", "access_counter_migrations",
 )
+#: Of those, the ones that every state has; later ones begin at 0.
+FIRST_DRIVER = 10
 
 
 cdef inline range_t* range_no(uvm_t* p, uint64_t number) noexcept nogil:
@@ -122,7 +128,18 @@ cdef inline root_t* root_no(uvm_t* p, uint64_t number) noexcept nogil:
 # ---- a process to tables ------------------------------------------------------------------
 
 cdef object table(str name, list rows):
-    return np.array(rows, np.uint64).reshape(len(rows), len((COLUMNS | ORDER_COLUMNS)[name]))
+    columns = (COLUMNS | ORDER_COLUMNS | ACCESS_COLUMNS)[name]
+    return np.array(rows, np.uint64).reshape(len(rows), len(columns))
+
+
+cdef object columns_of(const uvm_t* p):
+    """The tables of a process, by its rules."""
+    columns = dict(COLUMNS)
+    if p.order != NULL:
+        columns |= ORDER_COLUMNS
+    if p.counting:
+        columns |= ACCESS_COLUMNS
+    return columns
 
 
 cdef list words(const uint64_t* m, uint32_t n):
@@ -152,6 +169,7 @@ def pack(UvmProcess process not None):
     cdef root_t* root
     cdef split_t* s
     ranges, blocks, places, pages, queue, roots, chunks = [], [], [], [], [], [], []
+    counts = []
     number = {}  # of a block, by its record
     while ranges_next(p.tree, page, &e):
         ranges.append([
@@ -177,6 +195,10 @@ def pack(UvmProcess process not None):
                 row = [*words(l.resident, 8), *words(&l.tables[0][0], 24)]
                 if any(row):
                     places.append([number[block], l.processor, *row])
+                if l.flagged:
+                    counts.append(
+                        [number[block], l.processor, l.count, l.flagged, l.notified]
+                    )
                 place = l.next
             if b.histories:
                 hs = <histories_t*>pool_at(&p.histories, b.histories)
@@ -244,6 +266,8 @@ def pack(UvmProcess process not None):
             [row[name] for name in COLUMNS["processors"]] for row in process.processors()
         ],
     }
+    if p.counting:
+        rows["access_counters"] = counts
     if p.order != NULL:
         index = {at: n for n, (_, at) in enumerate(order)}
         rows["order"] = [
@@ -318,7 +342,7 @@ def unpack(UvmProcess process not None, tables):
     """
     cdef uvm_t* p = process.p
     cdef uint32_t i, gpu
-    rows = checked(tables, COLUMNS | ORDER_COLUMNS if p.order != NULL else COLUMNS)
+    rows = checked(tables, columns_of(p))
     need(len(process) == 0 and p.node.ntenants == 1 and p.node.sequence == 0,
          "expected a new process on a node of its own")
     need(len(rows["process"]) == 1 and rows["process"][0][0] == VERSION,
@@ -328,7 +352,8 @@ def unpack(UvmProcess process not None, tables):
          and lapse > 0, "process, expected times below 2**63")
     need(len(rows["held"]) == p.processors - 1, "held, expected a row a GPU")
     need(len(rows["processors"]) == p.processors, "processors, expected a row each")
-    need(len(rows["counters"]) == len(ENGINE) + len(DRIVER), "counters, expected a row each")
+    later = len(ENGINE) + len(DRIVER) - len(rows["counters"])
+    need(0 <= later <= len(DRIVER) - FIRST_DRIVER, "counters, expected a row each")
     p.engine.now = now
     p.engine.cost_ns = cost
     p.timer = timer
@@ -337,6 +362,8 @@ def unpack(UvmProcess process not None, tables):
     load_ranges(p, rows["ranges"])
     numbered = load_blocks(p, rows["ranges"], rows["blocks"])
     load_places(p, rows["blocks"], rows["places"], numbered)
+    if p.counting:
+        load_counts(p, rows["access_counters"], numbered)
     load_roots(p, rows["roots"], rows["chunks"], rows["blocks"], numbered, sequence)
     if p.order != NULL:
         load_order(p, rows, sequence)
@@ -346,9 +373,10 @@ def unpack(UvmProcess process not None, tables):
         need(held * BLOCK + p.node.used[gpu - 1] <= p.gpus[gpu].vram_pages,
              f"gpu{gpu - 1} holds more memory than it has")
         p.gpus[gpu].held = held
+        p.gpus[gpu].taken += held * BLOCK
         p.node.used[gpu - 1] += held * BLOCK
     p.node.sequence = sequence
-    values = [row[0] for row in rows["counters"]]
+    values = [row[0] for row in rows["counters"]] + [0] * later
     p.engine.counters = dict(zip(ENGINE, values[:len(ENGINE)], strict=True))
     p.counters = dict(zip(DRIVER, values[len(ENGINE):], strict=True))
     for i in range(p.processors):
@@ -442,6 +470,26 @@ cdef int load_places(uvm_t* p, list blocks, list rows, list numbered) except -1:
     return 0
 
 
+cdef int load_counts(uvm_t* p, list rows, list numbered) except -1:
+    cdef place_t* place
+    before = (-1, -1)
+    for block, processor, count, flagged, notified in rows:
+        need(block < len(numbered) and 0 < processor < p.processors
+             and before < (block, processor), "access counters, expected in order, of known blocks")
+        before = (block, processor)
+        if not pool_reserve(&p.places, 1):
+            raise OutOfMemoryError("no memory for the places of a state")
+        place = uvm_make_place(p, numbered[block], processor)
+        need(0 < count <= p.counter_threshold and 0 < flagged < 1 << 32
+             and notified <= 32 and (count == p.counter_threshold) == (notified > 0)
+             and (notified == 0 or flagged >> (notified - 1) & 1),
+             "access counters, expected below the threshold, or with the region that filled it")
+        place.count = count
+        place.flagged = flagged
+        place.notified = notified
+    return 0
+
+
 cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered,
                     object sequence) except -1:
     cdef uint32_t number, piece, size, at, offset, pages, block, page, gpu, kind
@@ -462,6 +510,7 @@ cdef int load_roots(uvm_t* p, list rows, list chunks, list blocks, list numbered
         need(p.node.used[gpu - 1] + BLOCK <= p.gpus[gpu].vram_pages,
              f"gpu{gpu - 1} holds more memory than it has")
         p.node.used[gpu - 1] += BLOCK
+        p.gpus[gpu].taken += BLOCK
         number = pool_take(&p.roots)
         root = root_no(p, number)
         root.gpu = gpu
@@ -572,7 +621,8 @@ cdef int load_pages(uvm_t* p, list blocks, list rows, list queue, list numbered)
              "pages, expected in order, of known blocks")
         before = (row[0], row[1])
         b = block_no(p, numbered[row[0]])
-        need(b.histories != 0 and b.start <= row[1] < b.outer, "pages, expected of their blocks")
+        need(b.histories != 0 and b.start <= row[1] < b.outer and row[1] % p.unit == 0,
+             "pages, expected of their blocks")
         need(max(row[2], row[3]) <= TOP_TIME and (row[2] | row[3]) % 64 == 0
              and not (row[4] | row[5]) >> p.processors and row[6] <= 7 and row[7] <= 7
              and row[8] < p.processors and row[9] <= 255 and row[10] <= p.processors,
@@ -583,10 +633,10 @@ cdef int load_pages(uvm_t* p, list blocks, list rows, list queue, list numbered)
         h.stamp, h.end, h.processors, h.throttled = row[2:6]
         h.events, h.flags, h.pin_at, h.throttles, h.favoured = row[6:11]
         if h.events >= p.thrashing_threshold:
-            hs.thrashing[at >> 6] |= <uint64_t>1 << (at & 63)
+            hs.thrashing[at >> 6] |= p.lane << (at & 63)
         if h.flags & HISTORY_PINNED:
             need(b.pins > 0, "pinned pages of a block without any")
-            hs.pinned[at >> 6] |= <uint64_t>1 << (at & 63)
+            hs.pinned[at >> 6] |= p.lane << (at & 63)
     last = 0
     for block, page, deadline in queue:
         need(block < len(numbered) and page < BLOCK and last <= deadline <= TOP_TIME,

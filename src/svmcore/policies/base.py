@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidArgumentError, NotSupportedError
 from ..machine import Machine
+from ..units import PAGE_SIZE
 
 __all__ = [
     "SWITCHES",
@@ -50,6 +51,26 @@ class Policy:
     KEEPER: ClassVar[str] = ""
     #: Constants of a machine that enter modelled times under it; empty: all of them.
     costs_used: ClassVar[tuple[str, ...]] = ()
+    #: Page sizes of kernels, in bytes, under which it decides right.
+    PAGE_SIZES: ClassVar[tuple[int, ...]] = (PAGE_SIZE,)
+
+    def check_machine(self, machine: Machine) -> None:
+        """Refuse a machine on which the policy would decide wrong.
+
+        Parameters
+        ----------
+        machine : Machine
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the policy does not know the page size of the machine's kernel.
+        """
+        if machine.page_size not in self.PAGE_SIZES:
+            raise InvalidArgumentError(
+                f"policy {self.name}: machine {machine.name} has pages of {machine.page_size} "
+                f"bytes, expected {' or '.join(map(str, self.PAGE_SIZES))}"
+            )
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process on *machine* that decides by this policy.

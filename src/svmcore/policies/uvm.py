@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ..errors import InvalidArgumentError
-from ..machine import Machine
-from ..units import PAGE_SHIFT
+from ..machine import Gpu, Machine
+from ..units import BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE
 from .base import Policy, register
 
 __all__ = ["REPLAY_POLICIES", "ManagedRange", "Uvm"]
@@ -30,6 +31,8 @@ _BOUNDS = {
     "pin": (0, 1 << 20),
     "max_resets": (0, 1 << 31),
     "lapse_votes": (1, 1 << 31),
+    "access_counter_threshold": (1, 65535),
+    "access_counter_batch": (1, 4096),
     "pma_batch_order": (0, 20),
     "seed": (0, (1 << 64) - 1),
 }
@@ -72,9 +75,16 @@ class Uvm(Policy):
         ``uvm_perf_lapse_vote_threshold``.
     remote_atomics : bool
         ``uvm_perf_map_remote_on_native_atomics_fault``.
-    access_counters : bool
-        ``uvm_perf_access_counter_migration_enable``: with 4 KiB pages notifications
-        are dropped, but an evicted GPU is mapped to the copy in system memory.
+    access_counters : bool or None
+        ``uvm_perf_access_counter_migration_enable``: pages that a GPU touches remotely
+        move; None: on where a GPU of the machine is coherent. With 4 KiB pages
+        notifications are dropped, and only evictions behave otherwise.
+    access_counter_threshold, access_counter_batch
+        ``uvm_perf_access_counter_threshold``, in touches of 4 KiB pages, and
+        ``_batch_count``.
+    map_remote_on_eviction : bool
+        ``uvm_perf_map_remote_on_eviction``: with access counters, an evicted GPU is
+        mapped to the copy in system memory.
     pma_batch_order : int
         ``uvm_perf_pma_batch_nonpinned_order``: 2 MiB chunks taken at once, log2.
     eviction : str
@@ -83,6 +93,9 @@ class Uvm(Policy):
         those without a fault too. They go the long way and are slower to compute.
     seed : int
         Of ``random``.
+    quota_pages : int or None
+        Most pages of 4 KiB that the process takes of one GPU's memory, those of chunks
+        that it keeps free too; at least a chunk of 512. None: no limit.
 
     Source
     ------
@@ -97,6 +110,8 @@ class Uvm(Policy):
         "prefetch",
         "discard",
     )
+
+    PAGE_SIZES: ClassVar[tuple[int, ...]] = (PAGE_SIZE, 1 << 16)
 
     # A fault is always one of a batch.
     costs_used: ClassVar[tuple[str, ...]] = (
@@ -139,10 +154,14 @@ class Uvm(Policy):
     max_resets: int = 4
     lapse_votes: int = 32
     remote_atomics: bool = False
-    access_counters: bool = False
+    access_counters: bool | None = None
+    access_counter_threshold: int = 256
+    access_counter_batch: int = 256
+    map_remote_on_eviction: bool = True
     pma_batch_order: int = 6
     eviction: str = "driver"
     seed: int = 0
+    quota_pages: int | None = None
 
     KEEPER: ClassVar[str] = "_uvm_state"
 
@@ -164,6 +183,11 @@ class Uvm(Policy):
                     f"policy uvm: {name} = {getattr(self, name)!r}, "
                     f"expected one of {', '.join(known)}"
                 )
+        if self.quota_pages is not None and not BLOCK_PAGES <= self.quota_pages < 1 << 52:
+            raise InvalidArgumentError(
+                f"policy uvm: quota_pages = {self.quota_pages}, expected {BLOCK_PAGES} or more, "
+                "the pages of a chunk"
+            )
         for name, (low, high) in _BOUNDS.items():
             if not low <= getattr(self, name) <= high:
                 raise InvalidArgumentError(
@@ -194,11 +218,23 @@ class Uvm(Policy):
         """Whether nothing is prefetched to a place other than the preferred location."""
         return self.version >= (590,)
 
+    def counts_accesses(self, gpus: Sequence[Gpu]) -> bool:
+        """Whether access counters are on; by default where ATS is, which coherent GPUs have.
+
+        Parameters
+        ----------
+        gpus : sequence of Gpu
+            Those of the machine.
+        """
+        if self.access_counters is None:
+            return any(gpu.coherent for gpu in gpus)
+        return self.access_counters
+
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A compiled process under the driver, with the machine's costs."""
         from ._uvm import UvmProcess
 
-        process = UvmProcess(machine.gpus, self, node)
+        process = UvmProcess(machine.gpus, self, node, page_size=machine.page_size)
         process.set_costs(machine.costs)
         return process
 
@@ -227,7 +263,7 @@ class Uvm(Policy):
         text = _TEXTS[rule.partition(" ")[0] if rule[0].isdigit() else rule].format(
             by=by, where=where
         )
-        if place < 0 or rule == "mapped":
+        if place < 0 or rule in ("mapped", "access counter"):
             return rule, text, None, None
         first, last = process.block(page)
         return rule, text, where, (first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT)
@@ -259,6 +295,8 @@ _TEXTS = {
     "no mapping": "No managed memory at this address: the access is fatal.",
     "protection": "The mapping's protection does not allow it: fatal.",
     "mapped": "{by} has the page mapped in {where}: no fault.",
+    "access counter": "{by} has the page mapped in {where}: no fault, but its access counter "
+    "counts the touch, and moves pages once it is full.",
     "throttled": "The page thrashes and {by} is throttled: its fault waits.",
     "2": "Read duplication: {by} reads a copy of its own, or writes the only one, in {where}.",
     "3": "{by} is the preferred location: the page comes home.",
