@@ -593,6 +593,37 @@ def test_short_way_costs_what_the_long_way_costs(seed: int) -> None:
     assert pair[0].ranges() == pair[1].ranges()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_short_way_with_windows_that_are_partly_there(seed: int) -> None:
+    """Windows of 1 to 512 pages, of which some are on the GPU, in system memory and nowhere."""
+    choice = random.Random(seed)
+    pair = [KfdProcess([Gpu(1, 1 << 20)], xnack=True) for _ in range(2)]
+    first = 0x100000 + choice.randrange(300)
+    last = first + choice.randrange(200, 1000)
+    for process in pair:
+        process.set_costs(Costs())
+        process.mmap(first, last)
+        process.set_attr(first << 12, last - first + 1 << 12, [(7, 9)])
+    for _ in range(300):
+        page, size = choice.randrange(first, last + 1), choice.choice((1, 3, 40, 70, 200))
+        granularity = choice.choice((0, 3, 5, 6, 7, 8, 9, 9, 9))
+        what = choice.choice(("touch", "fault", "fault", "fault"))
+        for process in pair:
+            process.set_attr(first << 12, last - first + 1 << 12, [(7, granularity)])
+            process.begin(process.now + 3_000_000, record=process is pair[0])
+            if what == "touch":
+                process.access(0, page, min(page + size, last), True)
+            else:
+                assert process.fault(1, page, True) == 0
+            process.finish()
+            process.settle()
+        assert pair[0].page_states(first, last) == pair[1].page_states(first, last)
+        assert pair[0].totals() == pair[1].totals()
+        assert pair[0].ranges() == pair[1].ranges()
+        assert pair[0].now == pair[1].now
+    pair[1].check()
+
+
 def test_short_way_with_many_ranges() -> None:
     """Arrays of every kind grow on the way: 3,000 ranges and objects."""
     pair = [KfdProcess([Gpu(1, 1 << 20)], xnack=True) for _ in range(2)]
