@@ -28,7 +28,7 @@ from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
 from ._text import LineForm
-from .opening import Block, Source, line_blocks
+from .opening import BLOCK_BYTES, Block, Source, line_blocks
 
 __all__ = [
     "FORMATS",
@@ -244,7 +244,8 @@ class Trace(abc.ABC):
 
     Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
     ``path``, ``format``, ``confidence``, ``kind``, ``nbytes``, ``digest``,
-    ``names``. What was met: ``summary``.
+    ``names``. What was met: ``summary``. ``crc32`` is that of the file's bytes as
+    stored, known after any full pass; every later pass must meet the same bytes.
 
     Parameters
     ----------
@@ -283,8 +284,10 @@ class Trace(abc.ABC):
         self.confidence = confidence
         self.progress = progress
         self._mappings: list[Mapping] | None = list(ranges) or None
+        self.crc32: int | None = None
         self._summary: Summary | None = None
         self._digest: str | None = None
+        self._identify = False
 
     def __repr__(self) -> str:
         return f"<{self.format} trace {self.path!r}, {self.nbytes} bytes>"
@@ -306,7 +309,7 @@ class Trace(abc.ABC):
     def chunks(self, n: int = CHUNK) -> Iterator[Records]:
         """The records in file order.
 
-        Each call starts anew. After the last chunk ``summary`` and ``digest``
+        Each call starts anew. After the last chunk ``summary`` and ``crc32``
         are those of this pass. Results do not depend on *n*.
 
         Parameters
@@ -336,14 +339,26 @@ class Trace(abc.ABC):
 
     def _pass(self, n: int) -> Iterator[Records]:
         summary = Summary()
-        with Source(self.path, self.nbytes, self.progress) as source:
+        identify = self._identify and self._digest is None
+        with Source(self.path, self.nbytes, self.progress, identify=identify) as source:
             yield from cut(self._arrays(source, summary), n, summary)
             summary.bytes = source.position
-            digest = source.hexdigest()
-        if self._digest not in (None, digest):
-            raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
-        self._digest = digest
+            self._passed(source)
         self._summary = summary
+
+    def _passed(self, source: Source) -> None:
+        """Keep what a whole pass says of the file's bytes; refuse others than before."""
+        if self.crc32 not in (None, source.crc32):
+            raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
+        self._digest = source.hexdigest() or self._digest
+        self.crc32 = source.crc32
+
+    def identify(self) -> None:
+        """Have ``digest`` made beside the next full pass.
+
+        For those who will ask for it: the file need not be read for it alone.
+        """
+        self._identify = True
 
     def mappings(self) -> list[Mapping]:
         """What is mapped: allocations that the file names, else the pages touched.
@@ -394,14 +409,26 @@ class Trace(abc.ABC):
     def digest(self) -> str:
         """blake2b-128 over the file's bytes as stored, 32 hex digits.
 
-        Known after any full pass; before one, the bytes are read for it.
+        Known after a full pass where :meth:`identify` announced that it is wanted;
+        else the bytes are read for it. A compressed copy of a trace has another.
+
+        Raises
+        ------
+        TraceError
+            If the file cannot be read, or changed since the last pass.
         """
         if self._digest is None:
-            with Source(self.path, self.nbytes, self.progress, raw=True) as source:
-                while source.read(1 << 20):
-                    pass
-                self._digest = source.hexdigest()
+            self._read_through(identify=True)
+        assert self._digest is not None
         return self._digest
+
+    def _read_through(self, *, identify: bool) -> None:
+        """Read the bytes as stored for nothing but what they are."""
+        raw = {"raw": True, "identify": identify}
+        with Source(self.path, self.nbytes, self.progress, **raw) as source:
+            while source.read(BLOCK_BYTES):
+                pass
+            self._passed(source)
 
     @property
     def gpu_ids(self) -> list[int]:
