@@ -10,6 +10,7 @@ from typing import Any
 
 from svmcore.errors import TraceError
 from svmcore.traces import (
+    accel_sim,
     access_list,
     kfd_smi,
     open_trace,
@@ -22,6 +23,7 @@ from svmcore.traces.base import check_records
 
 #: Readers that have two ways to read a line.
 TWO_WAYS = (
+    "accel-sim",
     "access-list",
     "csv",
     "ftrace",
@@ -40,7 +42,9 @@ def careful() -> Iterator[None]:
     """Inside, no line is read by compiled code."""
     kept = [scanner._scan for scanner in _SCANNERS], [module.table_columns for module in _TABLES]
     fast = perf_script.FaultParser._fast
+    warps = accel_sim._Kernel._scan
     try:
+        accel_sim._Kernel._scan = lambda self, data, at: (0, 0, at)
         perf_script.FaultParser._fast = lambda self, block, form: None
         for scanner in _SCANNERS:
             scanner._scan = lambda self, data, at, out: (0, 0, at)
@@ -49,6 +53,7 @@ def careful() -> Iterator[None]:
         yield
     finally:
         perf_script.FaultParser._fast = fast
+        accel_sim._Kernel._scan = warps
         for scanner, scan in zip(_SCANNERS, kept[0], strict=True):
             scanner._scan = scan
         for module, table in zip(_TABLES, kept[1], strict=True):
