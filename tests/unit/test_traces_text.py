@@ -42,6 +42,8 @@ TEXTS = {
     "touches.txt": "access-list",
     "records.csv": "csv",
     "kernel.traceg": "accel-sim",
+    "perf.txt": "perf-script",
+    "ftrace.txt": "ftrace",
 }
 NUMBERS = st.sampled_from(
     [
@@ -129,6 +131,15 @@ LINES = {
         "0 3 0 {} 0 4 1 0 {}",
         "",
         "-shmem base addr = {}",
+    ],
+    "perf-script": [
+        "a{} {}/{} {}.{}: page-faults: {} {}",
+        "{} 1 [{}] {}.{}: exceptions:page_fault_user: address=0x{} ip=0x1 error_code=0x{}\t",
+    ],
+    "ftrace": [
+        "a{}-{} [{}] d..1 {}.{}: page_fault_user: address=0x{} ip=0x{} error_code=0x{}",
+        "{}-1 [0] {} 1.5: page_fault_kernel: address=0x10 ip= error_code=0x6",
+        "a-1 [0] d.{}\t{}. 1.5: page_fault_kernel: address=0x10 ip= error_code=0x6",
     ],
 }
 HEADS = {

@@ -1,4 +1,4 @@
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ ON_CHIP: int
 @final
 class WarpScanner:
     on_chip: int
-    def __new__(cls, index: int) -> WarpScanner: ...
+    def __new__(cls, index: int) -> Self: ...
     def add_window(self, start: int) -> None: ...
     def learn(self, opcode: bytes, access: int) -> None: ...
     def scan(
