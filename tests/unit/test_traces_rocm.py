@@ -2,15 +2,20 @@
 
 import json
 import sqlite3
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from svmcore.errors import TraceError
+from reading import careful, look
+from svmcore.errors import InvalidArgumentError, TraceError
 from svmcore.records import CPU, UNKNOWN, Access, Kind
 from svmcore.traces import open_trace
+from svmcore.traces._objects import ABSENT, ObjectForm
 from svmcore.traces.kfd_smi import MigrateValue
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -235,6 +240,118 @@ def test_memory_of_json_is_bounded(tmp_path, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 1.2
+
+
+ODD = st.sampled_from(
+    [
+        *(0, 1, -1, 3, 4, 255, 256, 4095, 4096, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1),
+        *(1.5, "1", True, None, {"handle": 7}, {"handle": -1}, {"handle": 7, "x": 1}, {}, [1]),
+    ]
+)
+KEYS = (
+    *("operation", "start_timestamp", "timestamp", "end_timestamp", "agent_id", "address"),
+    *("start_address", "end_address", "src_agent", "dst_agent", "error_code", "trigger", "pid"),
+)
+GOOD = {
+    "kfd_page_fault_records": {"address": FAULT},
+    "kfd_page_migrate_records": {"start_address": BASE, "end_address": FAULT, "error_code": 0}
+    | {"src_agent": {"handle": 0}, "dst_agent": 9},
+    "kfd_unmap_from_gpu_events": {"start_address": BASE, "end_address": BASE + 4095},
+    "kfd_queue_records": {},
+    "kfd_page_fault_events": {"pid": [{"a": "b"}, -1.5e3, None, [], {}]},
+    "kfd_dropped_events": {"count": 3},
+}
+
+
+@given(
+    arrays=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(GOOD)),
+            st.lists(st.dictionaries(st.sampled_from(KEYS), ODD, max_size=1), max_size=5),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    form=st.sampled_from([(None, (",", ":")), (1, None), (None, None)]),
+)
+def test_plain_elements_read_as_each_for_itself(arrays, form):
+    times = {"start_timestamp": 5, "end_timestamp": 9, "operation": 1, "agent_id": {"handle": 4}}
+    text = json.dumps(
+        [{name: [times | GOOD[name] | odd for odd in each]} for name, each in arrays],
+        indent=form[0],
+        separators=form[1],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        path.write_text(text)
+        fast = look(path, "rocprofiler-json")
+        with careful():
+            assert look(path, "rocprofiler-json") == fast
+
+
+@pytest.mark.parametrize("change", ["", "\u00e4", '\\"', "x" * 300])
+def test_plain_and_odd_elements_take_turns(tmp_path, monkeypatch, change):
+    faults = [fault(i % 4, i % 5, extra=change if i % 700 == 3 else "") for i in range(9000)]
+    monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", 1 << 16)
+    table = {"kfd_page_fault_records": faults, "kfd_page_fault_events": faults}
+    trace = of_json(tmp_path, table)
+    found = np.concatenate(list(trace.chunks()))
+    assert len(found) == 18000
+    assert (trace.summary.read, trace.summary.unknown) == (9000, 9000)
+    with careful():
+        assert np.array_equal(np.concatenate(list(trace.chunks(77))), found)
+    faults[8000]["operation"] = 9
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    with pytest.raises(TraceError, match="operation 9") as caught:
+        rows(open_trace(tmp_path / "t.json"))
+    assert caught.value.where == "kfd_page_fault_records[8000]"
+
+
+def scanned(text, at=0, **form):
+    objects = ObjectForm({b"a": 0, b"b": 1}, wrapped=b"handle", **form)
+    out = np.empty((2, 4), "<i8")
+    count, behind = objects.scan(text, at, out)
+    return out[:, :count].tolist(), behind
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *('{"a": 01}', '{"a": 1.0}', '{"a": 1e3}', '{"a": 9223372036854775808}', '{"a": -}'),
+        *('{"a": "1"}', '{"a": true}', '{"a": 1 "b": 2}', '{"a": 1,}', '{"a" 1}', '{"a": 1'),
+        *('{"a": 1, "a": 1}', '{"\\u0061": 1}', '{"c": .5}', '{"c": 1.}', '{"c": 1e}', "[1]"),
+        *('{"c": nul}', '{"c": "\t"}', '{"c": {1: 2}}', '{"c": [1,]}', '{"c": [1}}', '{"c": }'),
+        *('{"a": {"handle": 1, "x": 2}}', '{"a": {"handl": 1}}', '{"a": {"handle" 1}}', "", "{"),
+        *('{"c": ' + "[" * 9 + "]" * 9 + "}", '{"c": NaN}', '{"c": ' + "1" * 65 + "}", "5", '"a"'),
+    ],
+)
+def test_what_is_not_plain_is_left(odd):
+    good = '{"a": -1, "c": [{}, [], "x", -0.5E+3, true, false, null], "b": {"handle": 2}}'
+    assert scanned(odd) == ([[], []], 0)
+    assert scanned(f"{good} , {odd}") == ([[-1], [2]], len(good))
+
+
+def test_objects_and_what_stands_around_them():
+    assert scanned('{"a":1},{}\n,{"b":0} ]') == ([[1, ABSENT, ABSENT], [ABSENT, ABSENT, 0]], 19)
+    assert scanned(', {"a":1}', 0) == ([[1], [ABSENT]], 9)
+    # What follows an element without a separator makes it another one.
+    assert scanned('{"a":1} {"a":2}') == scanned('{"a":1}x') == ([[], []], 0)
+    assert scanned('{"a":1},' * 9)[1] == 4 * 8 - 1
+    assert scanned('{"a":1, "c": "\u00e4"}') == ([[], []], 0)
+    inner = {"inner": b"in", "quoted": True, "separator": 30}
+    assert scanned('{"x": 1, "in": {"a": "07"}}\x1e{"in":{"b":-5,"c":"1"}}', **inner)[0] == [
+        [7, ABSENT],
+        [ABSENT, -5],
+    ]
+    for odd in ("{}", '{"in": 1}', '{"in": {"c": "x"}}', '{"inn": {}}', '{"in": {}, "in": {}}'):
+        assert scanned(odd, **inner) == ([[], []], 0)
+    with pytest.raises(InvalidArgumentError, match="expected 0 to 2"):
+        scanned("{}", 3)
+    with pytest.raises(InvalidArgumentError, match="3 columns"):
+        ObjectForm({b"a": 2}).scan("{}", 0, np.empty((1, 4), "<i8"))
+    for keys in ({b"": 0}, {b"a": 32}, {b"a": -1}, {"a": 0}, {b"%d" % i: 0 for i in range(33)}):
+        with pytest.raises(InvalidArgumentError, match="expected"):
+            ObjectForm(keys)
 
 
 # ---- rocpd ---------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from typing import Any
 from ..errors import TraceError
 from ..records import Access
 from .base import Records, Summary, TraceKind, check_records, register
-from .rocprofiler import SINGLE_NOTE, KfdRows, NotARecordError
+from .kfd_rows import KfdRows, NotARecordError
+from .rocprofiler import SINGLE_NOTE
 from .sqlite import MAGIC, Database, SqliteTrace, quoted
 
 __all__ = ["RocpdTrace"]
