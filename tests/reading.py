@@ -16,6 +16,7 @@ from svmcore.traces import (
     open_trace,
     perf_script,
     records_csv,
+    rocpd,
     rocprofiler,
     uvm_log,
     workload_csv,
@@ -31,6 +32,7 @@ TWO_WAYS = (
     "hsa-svm-profile",
     "kfd-smi",
     "perf-script",
+    "rocpd",
     "rocprofiler-json",
     "uvm-log",
     "workload-csv",
@@ -45,8 +47,9 @@ def careful() -> Iterator[None]:
     kept = [scanner._scan for scanner in _SCANNERS], [module.table_columns for module in _TABLES]
     fast = perf_script.FaultParser._fast
     warps = accel_sim._Kernel._scan
-    elements = rocprofiler._Elements._columns
+    elements, events = rocprofiler._Elements._columns, rocpd._scanned
     try:
+        rocpd._scanned = lambda texts: events([None] * len(texts))
         rocprofiler._Elements._columns = lambda self, name: (0, self.at)
         accel_sim._Kernel._scan = lambda self, data, at: (0, 0, at)
         perf_script.FaultParser._fast = lambda self, block, form: None
@@ -58,7 +61,7 @@ def careful() -> Iterator[None]:
     finally:
         perf_script.FaultParser._fast = fast
         accel_sim._Kernel._scan = warps
-        rocprofiler._Elements._columns = elements
+        rocprofiler._Elements._columns, rocpd._scanned = elements, events
         for scanner, scan in zip(_SCANNERS, kept[0], strict=True):
             scanner._scan = scan
         for module, table in zip(_TABLES, kept[1], strict=True):

@@ -5,6 +5,7 @@ import sqlite3
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -452,3 +453,77 @@ def test_rocpd_chunks_alike(tmp_path):
     whole = np.concatenate(list(trace.chunks()))
     assert len(whole) == 9000
     assert np.array_equal(np.concatenate(list(trace.chunks(1234))), whole)
+
+
+FIELDS = {
+    "start_address": ["4096", "0", "-1", 8191, "x"],
+    "end_address": ["8192", "12287", "0", "9223372036854775807", "18446744073709551616"],
+    "src_agent_id": ["-1", "0", "4"],
+    "dst_agent_id": ["5", 0, None],
+    "agent_id": ["4", "5", "-1", 7, "04", " 4"],
+    "address": ["4097", "-1", "9223372036854775808"],
+    "error_code": ["0", "-12", 7],
+    "count": ["3"],
+    "prefetch_agent_id": ["-1", "none"],
+}
+PLAIN = [
+    {"agent_id": "4", "address": "4097"},
+    {"start_address": "4096", "end_address": "8191", "src_agent_id": "-1", "dst_agent_id": "5"},
+    {"start_address": "4096", "end_address": "8192", "agent_id": "4"},
+]
+NAMES = ["KFD READ MIGRATED", "WRITE UPDATED", "PAGEFAULT_GPU", "KFD_EVENT_QUEUE", "\u00e4", None]
+
+
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(PLAIN),
+            st.dictionaries(st.sampled_from(sorted(FIELDS)), st.integers(0, 5), max_size=1),
+            st.sampled_from(["", "array", "x", "\u00e4", "\x1e", "twice"]),
+            st.sampled_from([(5, 9), (5, 3), (0, 0), (None, 1), ("5", 9), (5, None), (-1, 5)]),
+            st.integers(1, 7),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    plain=st.booleans(),
+)
+def test_plain_events_read_as_each_for_itself(events, plain):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE rocpd_event(id INTEGER, category_id, extdata)")
+        connection.execute('CREATE TABLE rocpd_region(start, "end", name_id, event_id)')
+        connection.execute("CREATE TABLE rocpd_string(id, string)")
+        connection.executemany("INSERT INTO rocpd_string VALUES(?, ?)", enumerate(NAMES, 1))
+        for number, (fields, odd, form, when, name) in enumerate(events):
+            changed = {key: FIELDS[key][at % len(FIELDS[key])] for key, at in odd.items()}
+            table = fields if plain else fields | changed
+            text = json.dumps({"kfd": [*table.items()] if form == "array" else table})
+            extra = {"array": "", "twice": text}.get(form, form)
+            text = f'{{"a": "{form}", {text[1:]}' if extra == "\u00e4" else text + extra
+            text = text.removesuffix(extra) if plain else text
+            row = (number, name, text)
+            connection.execute("INSERT INTO rocpd_event VALUES(?, ?, ?)", row)
+            if when[0] is not None:
+                begin, end = (5, 9) if plain else when
+                row = (begin, end, name % 3, number)
+                connection.execute("INSERT INTO rocpd_region VALUES(?, ?, ?, ?)", row)
+        connection.commit()
+        connection.close()
+        with mock.patch("svmcore.traces.sqlite._ROWS", 3):
+            fast = look(path, "rocpd")
+            with careful():
+                assert look(path, "rocpd") == fast
+
+
+def test_many_events_of_all_kinds_by_columns(tmp_path):
+    mixed = [json.dumps({"kfd": PLAIN[i % 3] | {"agent_id": str(4 + i % 2)}}) for i in range(20000)]
+    mixed[9001] = '{"kfd": {"count": "3"}}'
+    mixed[15000] = '{"kfd": {"agent_id": "5"}}'
+    trace = rocpd(tmp_path, *mixed)
+    fast = np.concatenate(list(trace.chunks(999)))
+    assert trace.summary.counts["without_region"] == trace.summary.repaired == 20000
+    assert [int(fast[i]["kind"]) for i in (9001, 15000)] == [Kind.DROPPED, Kind.QUEUE_EVICT]
+    with careful():
+        assert np.array_equal(np.concatenate(list(trace.chunks())), fast)

@@ -1,8 +1,7 @@
 """KFD events as the profilers tell them, one by one or by columns, as records.
 
-A function that takes columns first looks whether every event is plain, and gives None where
-one is not: then it has changed nothing, and the reader takes them one by one, by the methods
-of :class:`KfdRows`, which repair and name what is wrong.
+The functions that take columns say the same as the methods of :class:`KfdRows`, of events that
+the reader knows to be plain: what may be wrong is left to the methods, which name it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
+from ._objects import ABSENT
 from .base import Records, Summary
 from .kfd_smi import MigrateValue
 
@@ -23,6 +23,7 @@ __all__ = [
     "KfdRows",
     "NotARecordError",
     "Times",
+    "are_spans",
     "faults",
     "migrations",
     "or_else",
@@ -79,6 +80,12 @@ class Agents:
         if code is None:
             code = self._codes[number] = self._next()
         return code
+
+    def known(self, numbers: _Ints, *others: int) -> npt.NDArray[np.bool_]:
+        """Which of these have a code already, are no agent, or are one of *others*."""
+        kinds, inverse = np.unique(numbers, return_inverse=True)
+        there = self._codes.keys() | {_NO_AGENT, *others}
+        return np.array([kind in there for kind in kinds.tolist()])[inverse]
 
     def have_room(self, numbers: _Ints) -> bool:
         """Whether all of these can be told apart, as GPUs."""
@@ -190,9 +197,9 @@ class Times(NamedTuple):
     """Events whose clock went back."""
 
 
-def or_else(column: _Ints, absent: int, value: int) -> _Ints:
-    """A column with *value* where it is *absent*."""
-    return np.where(column == absent, value, column)
+def or_else(column: _Ints, value: int) -> _Ints:
+    """A column with *value* where it is ``ABSENT``."""
+    return np.where(column == ABSENT, value, column)
 
 
 def times(begin: _Ints, end: _Ints) -> Times | None:
@@ -236,10 +243,21 @@ def _spans(rows: KfdRows, out: Records, begin: _Ints, end: _Ints) -> None:
     out["addr"], out["size"] = begin, end + inclusive - begin
 
 
-def _are_spans(begin: _Ints, end: _Ints) -> bool:
+def are_spans(begin: _Ints, end: _Ints) -> npt.NDArray[np.bool_]:
+    """Which are spans ``[begin, end)`` or, on the last byte of a page, inclusive ones."""
     # An inclusive end of 2**63 - 1 has no number behind it here.
-    last = (1 << 63) - 1
-    return int(begin.min()) >= 0 and bool((end > begin).all()) and int(end.max()) < last
+    return (begin >= 0) & (end > begin) & (end < (1 << 63) - 1)
+
+
+def _values(trigger: _Ints, error: _Ints) -> npt.NDArray[np.uint32]:
+    """``value`` of migrations, which has few values."""
+    triggers, which = np.unique(trigger, return_inverse=True)
+    errors, other = np.unique(error, return_inverse=True)
+    table = [
+        [MigrateValue(one, None if code == ABSENT else code).pack() for code in errors.tolist()]
+        for one in triggers.tolist()
+    ]
+    return np.array(table, "<u4")[which, other]
 
 
 def faults(
@@ -249,10 +267,8 @@ def faults(
     agent: _Ints,
     access: npt.NDArray[np.uint8],
     ended: npt.NDArray[np.int8],
-) -> Records | None:
+) -> Records:
     """Faults and their ends; *ended* is 1 migrated, 0 updated, -1 unknown."""
-    if int(address.min()) < 0 or not rows.agents.have_room(agent):
-        return None
     _told(rows, when)
     gpu = _codes(rows.agents, agent, rows.agents.gpu)
     page = address & ~PAGE_MASK
@@ -281,33 +297,22 @@ def migrations(
     span: tuple[_Ints, _Ints],
     ends: tuple[_Ints, _Ints],
     trigger: _Ints,
-    error: _Ints | None,
-) -> Records | None:
-    """Migrations between two agents; *error* is None where the file has none."""
-    both = np.stack(ends, axis=1).ravel()
-    if not _are_spans(*span) or not rows.agents.have_room(both):
-        return None
+    error: _Ints,
+) -> Records:
+    """Migrations between two agents; *error* is ``ABSENT`` where there is none."""
     _told(rows, when)
     out = _plain(len(when.begin), Kind.MIGRATE, when.begin)
     _spans(rows, out, *span)
-    codes = _codes(rows.agents, both, rows.agents.place)
+    codes = _codes(rows.agents, np.stack(ends, axis=1).ravel(), rows.agents.place)
     out["proc"], out["peer"], out["dur_ns"] = codes[::2], codes[1::2], when.duration
-    told = np.stack([trigger, trigger if error is None else error])
-    kinds, inverse = np.unique(told, axis=1, return_inverse=True)
-    values = [
-        MigrateValue(one, None if error is None else other).pack()
-        for one, other in kinds.T.tolist()
-    ]
-    out["value"] = np.array(values, "<u4")[inverse.ravel()]
+    out["value"] = _values(trigger, error)
     return out
 
 
 def unmaps(
     rows: KfdRows, when: Times, span: tuple[_Ints, _Ints], agent: _Ints, trigger: _Ints
-) -> Records | None:
+) -> Records:
     """Spans that GPU page tables lost."""
-    if not _are_spans(*span) or not rows.agents.have_room(agent):
-        return None
     _told(rows, when)
     out = _plain(len(when.begin), Kind.UNMAP_GPU, when.begin)
     _spans(rows, out, *span)

@@ -21,7 +21,17 @@ from ..errors import TraceError
 from ..records import RECORD, Access
 from ._objects import ABSENT, ObjectForm
 from .base import CHUNK, Records, Summary, Trace, TraceKind, check_records, register
-from .kfd_rows import Agents, KfdRows, NotARecordError, faults, migrations, or_else, times, unmaps
+from .kfd_rows import (
+    Agents,
+    KfdRows,
+    NotARecordError,
+    are_spans,
+    faults,
+    migrations,
+    or_else,
+    times,
+    unmaps,
+)
 from .opening import BLOCK_BYTES, LINE_LIMIT, Source
 
 __all__ = ["RocprofilerTrace"]
@@ -392,10 +402,10 @@ def _add(rows: KfdRows, element: _Element) -> bool:
 
 
 def _add_columns(rows: KfdRows, given: _Columns) -> Records | None:
-    """Records of plain elements, as :func:`_add` makes them; None where one is not plain."""
-    name = given.array
+    """Records of elements as :func:`_add` makes them; None, and no change, where one is odd."""
+    name, agents = given.array, rows.agents
     begin, end, operation, agent, address, start, stop, source, target, error, other = given.values
-    when = times(begin, or_else(end, ABSENT, 0))
+    when = times(begin, or_else(end, 0))
     if when is None:
         return None
     if name.endswith("_events") and "unmap" not in name and "drop" not in name:
@@ -405,20 +415,25 @@ def _add_columns(rows: KfdRows, given: _Columns) -> Records | None:
         rows.summary.unknown += len(begin)
         return np.zeros(0, RECORD)
     if "migrate" in name:
-        if min(source.min(), target.min()) == ABSENT or not _are_triggers(operation):
+        both = np.concatenate([source, target])
+        if both.min() == ABSENT or not agents.have_room(both) or not _are_triggers(operation):
             return None
-        error = or_else(error, ABSENT, 0)
-        return migrations(rows, when, (start, stop), (source, target), operation, error)
-    if agent.min() == ABSENT:
+        if not are_spans(start, stop).all():
+            return None
+        ends = source, target
+        return migrations(rows, when, (start, stop), ends, operation, or_else(error, 0))
+    if agent.min() == ABSENT or not agents.have_room(agent):
         return None
     if "fault" in name:
-        if int(operation.min()) < 0 or int(operation.max()) > 3:
+        if int(operation.min()) < 0 or int(operation.max()) > 3 or int(address.min()) < 0:
             return None
         access = np.where(operation & 2, int(Access.WRITE), int(Access.READ)).astype("u1")
         return faults(rows, when, address, agent, access, (1 - (operation & 1)).astype("i1"))
     if "unmap" in name and "queue" not in name:
-        operation = or_else(operation, ABSENT, 0)
+        operation = or_else(operation, 0)
         if other.max() != ABSENT or not _are_triggers(operation):
+            return None
+        if not are_spans(start, stop).all():
             return None
         return unmaps(rows, when, (start, stop), agent, operation)
     return None
