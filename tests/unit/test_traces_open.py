@@ -465,6 +465,7 @@ def test_last_line_without_newline(tmp_path):
     trace = open_trace(path)
     assert records_of(trace)["size"].tolist() == [4096, 40]
     assert "no newline" in trace.summary.notes[0]
+    assert (trace.summary.read, trace.summary.repaired) == (1, 1)
     path.write_bytes(b"0x1000,4096,r\n0x2000,")
     trace = open_trace(path)
     assert len(records_of(trace)) == 1

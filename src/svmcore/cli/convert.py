@@ -39,6 +39,7 @@ _BY_SUFFIX = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
+    ".smi": "kfd-smi",
     ".oraclegeneral": "oracle-general",
     ".json": PERFETTO,
 }

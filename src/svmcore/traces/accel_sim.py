@@ -185,7 +185,8 @@ class AccelSimTrace(Trace):
         if cut and text:
             summary.notes.append(f"line {number}, the last, has no newline: it may be cut off")
         if match := _COPY.fullmatch(text):
-            summary.read += 1
+            summary.read += not cut
+            summary.repaired += cut
             yield self._copied(int(match[1], 16), int(match[2]), number)
         elif not text or text.startswith(b"#"):
             summary.comments += 1
@@ -261,7 +262,7 @@ class _Kernel:
 
     def feed(self, block: Block) -> Iterator[Records]:
         """Records of a block."""
-        data, at, number = block.data, 0, block.first
+        data, at, number, whole = block.data, 0, block.first, self.summary.read
         self.summary.lines += block.lines
         while at <= len(data):
             rows, read, at = self._scan(data, at)
@@ -276,6 +277,8 @@ class _Kernel:
                 number += 1
                 at = end + 1
         if block.cut and not self.cut:
+            self.summary.repaired += self.summary.read - whole
+            self.summary.read = whole
             self.summary.notes.append(
                 f"{Path(self.path).name}: the last line has no newline: it may be cut off"
             )

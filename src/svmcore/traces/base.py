@@ -496,7 +496,8 @@ class TextTrace(Trace):
 
     A last line without a newline that cannot be read was cut off when the
     recording ended: it is refused, counted and noted. One that can be read is
-    taken, with a note.
+    taken as it stands, but a number at its end may be cut: it counts as
+    repaired, with a note.
     """
 
     @abc.abstractmethod
@@ -510,6 +511,7 @@ class TextTrace(Trace):
             if not block.cut:
                 yield parser.feed(block)
                 continue
+            whole = summary.read
             try:
                 last = parser.feed(block)
             except TraceError as error:
@@ -520,6 +522,8 @@ class TextTrace(Trace):
                     f"{error.where} is cut off (no newline) and was left out: {error.reason}"
                 )
                 continue
+            summary.repaired += summary.read - whole
+            summary.read = whole
             summary.notes.append(f"line {block.first}, the last, has no newline: it may be cut off")
             yield last
         yield parser.end()

@@ -139,23 +139,24 @@ class _Decoder:
         access = np.ascontiguousarray(entries["access"])
         time = np.ascontiguousarray(entries["time"])
         faults = types == _FAULT
-        self._check(faults & (access >= len(_ACCESS)), first, "access of 0 to 4")
+        numbers = range(first, first + len(entries))
+        self._check(faults & (access >= len(_ACCESS)), numbers, "an access of 0 to 4")
         # Negative where it is too large.
-        self._check(faults & (time.view("<i8") < 0), first, "time below 2**63 ns")
+        self._check(faults & (time.view("<i8") < 0), numbers, "a time below 2**63 ns")
         times = time
         if not faults.all():
             last = np.maximum.accumulate(np.where(faults, np.arange(len(entries)), -1))
             times = np.where(last >= 0, time[last], np.uint64(self.t_ns))
         self.t_ns = int(times[-1])
         codes = types.astype("<u2") << np.uint16(8) | access
-        return self._records(codes, np.ascontiguousarray(entries["addr"]), time, times, first)
+        return self._records(codes, np.ascontiguousarray(entries["addr"]), time, times, numbers)
 
     def _records(
-        self, codes: npt.NDArray[np.uint16], addr: _Words, length: _Words, times: Any, first: int
+        self, codes: npt.NDArray[np.uint16], addr: _Words, length: _Words, times: Any, numbers: Any
     ) -> Records:
         """Records of what is known; a range has its own length, all else one page.
 
-        *codes* are types, times 256, and accesses.
+        *codes* are types, times 256, and accesses; *numbers* those of the entries.
         """
         out = np.empty(len(codes), RECORD)
         plain = out.view(LAST_FIELDS)
@@ -170,7 +171,7 @@ class _Decoder:
         start, size = addr[ranges], length[ranges]
         wrong = np.zeros(len(codes), bool)
         wrong[ranges] = (size == 0) | (start + (size - np.uint64(1)) < start)
-        self._check(wrong, first, "range of 1 byte or more with an end of at most 2**64")
+        self._check(wrong, numbers, "a range of 1 byte or more with an end of at most 2**64")
         plain["addr"][ranges], plain["size"][ranges] = start, size
         known = types <= _RANGE
         strange = len(codes) - int(np.count_nonzero(known))
@@ -180,12 +181,12 @@ class _Decoder:
         self.summary.read -= strange
         return out[known]
 
-    def _check(self, wrong: npt.NDArray[np.bool_], first: int, expected: str) -> None:
+    def _check(self, wrong: npt.NDArray[np.bool_], numbers: Any, expected: str) -> None:
         if wrong.any():
             raise TraceError(
                 self.path,
-                f"entry {first + int(np.argmax(wrong))}",
-                f"is none: expected a {expected} (little-endian)",
+                f"entry {numbers[int(np.argmax(wrong))]}",
+                f"is none: expected {expected} (little-endian)",
             )
 
     def end(self) -> None:
@@ -210,7 +211,7 @@ class _WordDecoder(_Decoder):
         types = words >> _TYPE_SHIFT
         begins = np.flatnonzero(types == _RANGE)
         if not len(begins):
-            return self._words(words, types, words, first)
+            return self._words(words, types, words, range(first, first + len(words)))
         begun = np.ones(len(words), bool)
         for at in begins.tolist():
             # A length may look like the beginning of a range.
@@ -222,11 +223,15 @@ class _WordDecoder(_Decoder):
         self.summary.read += int(np.count_nonzero(~begun)) - (self.open is not None)
         # The word behind each; of ranges it is the length.
         length = np.append(words[1:], np.uint64(0))
-        return self._words(words[begun], types[begun], length[begun], first)
+        numbers = np.flatnonzero(begun) + first
+        return self._words(words[begun], types[begun], length[begun], numbers)
 
-    def _words(self, words: _Words, types: _Words, length: _Words, first: int) -> Records:
+    def _words(self, words: _Words, types: _Words, length: _Words, numbers: Any) -> Records:
         codes = types.astype("<u2") << np.uint16(8) | _NO_ACCESS
-        return self._records(codes, words & _ADDRESS, length, 0, first)
+        # Nothing else tells words of the other byte order.
+        odd = (types < _RANGE) & (words & np.uint64(PAGE_MASK) != 0)
+        self._check(odd, numbers, "the address of a page")
+        return self._records(codes, words & _ADDRESS, length, 0, numbers)
 
     def end(self) -> None:
         """A range without a length was cut off."""
