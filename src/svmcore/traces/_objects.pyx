@@ -86,9 +86,29 @@ cdef inline text_t literal(text_t p, const char* word, size_t size) noexcept nog
     return p + size
 
 
+cdef inline text_t colon(text_t p) noexcept nogil:
+    """Where the value begins behind a key that ends here; NULL for NULL."""
+    if p == NULL:
+        return NULL
+    p = space(p)
+    return space(p + 1) if p[0] == 58 else NULL
+
+
+cdef inline text_t onward(text_t p, uint8_t close, bint* closed) noexcept nogil:
+    """Behind the comma or the closing bracket after a value that ends here; NULL for NULL."""
+    if p == NULL:
+        return NULL
+    p = space(p)
+    closed[0] = p[0] == close
+    if closed[0]:
+        return p + 1
+    return space(p + 1) if p[0] == 44 else NULL
+
+
 cdef text_t passed(text_t p, int depth) noexcept nogil:
     """Behind any value that begins here; NULL where there is none that is plain."""
     cdef uint8_t close
+    cdef bint closed = False
     if p[0] == 34:
         return string(p)
     if p[0] == 116:
@@ -105,24 +125,13 @@ cdef text_t passed(text_t p, int depth) noexcept nogil:
     p = space(p + 1)
     if p[0] == close:
         return p + 1
-    while True:
+    while p != NULL and not closed:
         if close == 125:
-            p = string(p)
+            p = colon(string(p))
             if p == NULL:
                 return NULL
-            p = space(p)
-            if p[0] != 58:
-                return NULL
-            p = space(p + 1)
-        p = passed(p, depth + 1)
-        if p == NULL:
-            return NULL
-        p = space(p)
-        if p[0] == close:
-            return p + 1
-        if p[0] != 44:
-            return NULL
-        p = space(p + 1)
+        p = onward(passed(p, depth + 1), close, &closed)
+    return p
 
 
 @cython.final
@@ -226,10 +235,10 @@ cdef class ObjectForm:
         p = space(p + 1)
         if p[0] != 34 or strncmp(<const char*>p + 1, wrapped, size) or p[size + 1] != 34:
             return NULL
-        p = space(p + size + 2)
-        if p[0] != 58:
+        p = colon(p + size + 2)
+        if p == NULL:
             return NULL
-        p = self.integer(space(p + 1), value)
+        p = self.integer(p, value)
         if p == NULL:
             return NULL
         p = space(p)
@@ -237,9 +246,10 @@ cdef class ObjectForm:
 
     cdef text_t flat(self, text_t p, int64_t* out, size_t stride) noexcept nogil:
         """Behind the object that begins here; its numbers go to *out*, *stride* apart."""
-        cdef text_t start
+        cdef text_t start, stop
         cdef int64_t ignored = 0
         cdef int column
+        cdef bint closed = False
         for column in range(<int>self.columns):
             out[column * stride] = NONE
         if p[0] != 123:
@@ -247,49 +257,35 @@ cdef class ObjectForm:
         p = space(p + 1)
         if p[0] == 125:
             return p + 1
-        while True:
-            start = p
-            p = string(p)
+        while p != NULL and not closed:
+            start, stop = p, string(p)
+            p = colon(stop)
             if p == NULL:
                 return NULL
-            column = self.column(start + 1, p - start - 2)
-            p = space(p)
-            if p[0] != 58:
-                return NULL
-            p = space(p + 1)
+            column = self.column(start + 1, stop - start - 2)
             if column == NEITHER:
                 p = self.integer(p, &ignored) if self.quoted else passed(p, 0)
             elif out[column * stride] != NONE:
                 return NULL
             else:
                 p = self.wanted(p, &out[column * stride])
-            if p == NULL:
-                return NULL
-            p = space(p)
-            if p[0] == 125:
-                return p + 1
-            if p[0] != 44:
-                return NULL
-            p = space(p + 1)
+            p = onward(p, 125, &closed)
+        return p
 
     cdef text_t element(self, text_t p, int64_t* out, size_t stride) noexcept nogil:
         """As :meth:`flat`, of the object inside of the one that begins here."""
         cdef text_t start
-        cdef bint found = False
+        cdef bint found = False, closed = False
         if not self.inner_size:
             return self.flat(p, out, stride)
         if p[0] != 123:
             return NULL
         p = space(p + 1)
-        while True:
+        while p != NULL and not closed:
             start = p
-            p = string(p)
+            p = colon(string(p))
             if p == NULL:
                 return NULL
-            p = space(p)
-            if p[0] != 58:
-                return NULL
-            p = space(p + 1)
             # The quote behind the key is no part of it.
             if not strncmp(<const char*>start + 1, self.inner, self.inner_size) and (
                     start[1 + self.inner_size] == 34):
@@ -299,14 +295,8 @@ cdef class ObjectForm:
                 p = self.flat(p, out, stride)
             else:
                 p = passed(p, 0)
-            if p == NULL:
-                return NULL
-            p = space(p)
-            if p[0] == 125:
-                return p + 1 if found else NULL
-            if p[0] != 44:
-                return NULL
-            p = space(p + 1)
+            p = onward(p, 125, &closed)
+        return p if found else NULL
 
     def scan(self, str text not None, Py_ssize_t at, int64_t[:, ::1] out not None):
         """Read elements from *at* on, up to the first that is not plain.

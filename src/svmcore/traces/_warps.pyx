@@ -67,7 +67,9 @@ cdef inline text_t any_hex(text_t p, uint64_t* value) noexcept nogil:
 
 
 cdef inline text_t number(text_t p, uint64_t* value) noexcept nogil:
-    return NULL if p == NULL else decimal(p, value)
+    if p == NULL:
+        return NULL
+    return decimal(p, value)
 
 
 cdef inline text_t near(text_t p, int64_t* value) noexcept nogil:
@@ -280,35 +282,13 @@ cdef class WarpScanner:
              Py_ssize_t row, uint64_t limit):
         """Read instructions from byte *at* on, up to the first line that is none.
 
-        Parameters
-        ----------
-        data : bytes
-            Lines, joined by newlines, without the last newline.
-        at : int
-            Where a line begins.
-        out : ndarray, shape (n,), dtype RECORD
-            Takes the records, from *row* on.
-        row : int
-            Records that are there already.
-        limit : int
-            Instructions that are due.
-
-        Returns
-        -------
-        rows, lines : int
-            Records made and lines read.
-        at : int
-            Where the first line begins that was not read: it is no plain instruction, none is
-            due, or fewer than ``ROWS`` records have room. ``len(data) + 1`` after the last.
+        As :meth:`svmcore.traces._text.EventScanner.scan`, but records go to *out* from *row* on,
+        at most *limit* lines are read, and none for whose ``ROWS`` records there may be no room.
 
         Raises
         ------
         InvalidArgumentError
             If *at* or *row* lies outside.
-
-        Complexity
-        ----------
-        O(bytes), no allocation.
         """
         cdef text_t begin = <text_t>(<char*>data)
         cdef text_t end = begin + len(data)

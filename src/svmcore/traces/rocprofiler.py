@@ -275,7 +275,7 @@ class _Elements:
 
     def _columns(self, name: str) -> tuple[int, int]:
         """Plain elements from here on into ``values``: how many, and the place behind them."""
-        if name in (_OLD, _AGENTS):
+        if name in (_OLD, _AGENTS) or "queue" in name or "drop" in name:
             return 0, self.at
         return _FORM.scan(self.text, self.at, self.values)
 
@@ -429,7 +429,7 @@ def _add_columns(rows: KfdRows, given: _Columns) -> Records | None:
             return None
         access = np.where(operation & 2, int(Access.WRITE), int(Access.READ)).astype("u1")
         return faults(rows, when, address, agent, access, (1 - (operation & 1)).astype("i1"))
-    if "unmap" in name and "queue" not in name:
+    if "unmap" in name:
         operation = or_else(operation, 0)
         if other.max() != ABSENT or not _are_triggers(operation):
             return None
