@@ -245,7 +245,8 @@ class Trace(abc.ABC):
     Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
     ``path``, ``format``, ``confidence``, ``kind``, ``nbytes``, ``digest``,
     ``names``. What was met: ``summary``. ``crc32`` is that of the file's bytes as
-    stored, known after any full pass; every later pass must meet the same bytes.
+    stored, known after a full pass over the file itself; every later one must meet
+    the same bytes.
 
     Parameters
     ----------
