@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reading import careful, look
@@ -474,6 +474,7 @@ PLAIN = [
 NAMES = ["KFD READ MIGRATED", "WRITE UPDATED", "PAGEFAULT_GPU", "KFD_EVENT_QUEUE", "\u00e4", None]
 
 
+@settings(max_examples=50)
 @given(
     events=st.lists(
         st.tuples(
