@@ -4,7 +4,8 @@
     SVMCORE_BENCH_ROWS=5000000 pytest bench/test_readers.py -s
 
 Each file is made anew, read by :func:`svmcore.open_trace` with all that belongs to it (records,
-checks, counts, the digest), and by the loop that one would write in Python: split, int, append.
+checks, counts, the CRC-32 of the file), and by the loop that one would write in Python: split,
+int, append.
 Ratios are of CPU seconds of the same run, the best of three rounds each: a shared machine
 stretches wall time at will. Figures of one machine are goals, ratios are what is checked.
 The default of 300,000 rows takes half a minute.

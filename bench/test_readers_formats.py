@@ -5,8 +5,9 @@
 
 A plain loop is what one writes in an afternoon: it turns each row into a tuple of numbers
 and checks nothing. The reader checks, repairs and counts every row, makes records of it and
-hashes the file. Rates are rows a second of processor time, all threads, on one machine; the ratio
-of the two is what to compare.
+checks that the file stays the same; ``digest`` is the same with the file's digest made beside it.
+Rates are rows a second of processor time, all threads, on one machine; the ratio of the two is
+what to compare.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from svmcore.traces.libcachesim import OracleGeneralTrace
 
 BASE = 0x7E12_0000_0000
 TRIES = 3
-#: Entries of a UVM tools queue, with the places of their fields.
-ENTRY = struct.Struct("<BBBB4xQQQII")
+#: Entries of a UVM tools queue, with the places of their fields, in both layouts.
+ENTRY, ENTRY_V2 = struct.Struct("<BBBB4xQQQII"), struct.Struct("<B1xH4xQQQIBB")
+#: Faults of a binary fault log.
+LOGGED = struct.Struct("<QQH12B2x")
 
 
 def addresses(rows: int) -> list[int]:
@@ -107,6 +110,39 @@ def plain_tools(path: Path) -> Iterator[tuple[int, ...]]:
             yield kind, access, gpu, addr, time_ns, batch
 
 
+def make_tools_v2(path: Path, rows: int) -> None:
+    path.write_bytes(
+        b"".join(
+            ENTRY_V2.pack(3, 1, a, i * 100, i * 100 + 7, i // 256, 1, 1 + i % 2).ljust(72, b"\0")
+            for i, a in enumerate(addresses(rows))
+        )
+    )
+
+
+def plain_tools_v2(path: Path) -> Iterator[tuple[int, ...]]:
+    with path.open("rb") as file:
+        while entry := file.read(72):
+            yield ENTRY_V2.unpack_from(entry)
+
+
+def make_logged(path: Path, rows: int) -> None:
+    path.write_bytes(
+        b"\0\5bench"
+        + b"".join(
+            LOGGED.pack(a, i * 100, 1, 1, 1 + i % 2, *[0] * 9, i % 16 == 0)
+            for i, a in enumerate(addresses(rows))
+        )
+    )
+
+
+def plain_logged(path: Path) -> Iterator[tuple[int, ...]]:
+    with path.open("rb") as file:
+        file.read(7)
+        while entry := file.read(32):
+            addr, time_ns, _, _, access, *_, kind = LOGGED.unpack(entry)
+            yield addr, time_ns, access, kind
+
+
 def make_oracle(path: Path, rows: int) -> None:
     entries = np.zeros(rows, OracleGeneralTrace.entry)
     number = np.arange(rows)
@@ -170,6 +206,46 @@ def plain_json(path: Path) -> Iterator[tuple[int, ...]]:
         yield row["start_timestamp"], row["end_timestamp"], row["address"], row["operation"]
 
 
+def make_rocpd(path: Path, rows: int) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("CREATE TABLE rocpd_string(id INTEGER PRIMARY KEY, string TEXT)")
+        connection.execute(
+            "CREATE TABLE rocpd_event(id INTEGER PRIMARY KEY, category_id INTEGER, extdata JSON)"
+        )
+        connection.execute(
+            'CREATE TABLE rocpd_region(id INTEGER PRIMARY KEY, start BIGINT, "end" BIGINT, '
+            "name_id INTEGER, event_id INTEGER)"
+        )
+        connection.executemany(
+            "INSERT INTO rocpd_string VALUES(?, ?)",
+            [(1, "KFD_PAGE_FAULT"), (2, "READ_FAULT_MIGRATED"), (3, "WRITE_FAULT_UPDATED")],
+        )
+        connection.executemany(
+            "INSERT INTO rocpd_event VALUES(?, 1, ?)",
+            (
+                (i, f'{{"kfd":{{"agent_id":"4","address":"{a}"}}}}')
+                for i, a in enumerate(addresses(rows), 1)
+            ),
+        )
+        connection.executemany(
+            "INSERT INTO rocpd_region VALUES(?, ?, ?, ?, ?)",
+            ((i, i * 9, i * 9 + 5, 2 + i % 2, i) for i in range(1, rows + 1)),
+        )
+    connection.close()
+
+
+def plain_rocpd(path: Path) -> Iterator[tuple[int, ...]]:
+    connection = sqlite3.connect(path)
+    for start, end, name, extdata in connection.execute(
+        "SELECT r.start, r.end, s.string, e.extdata FROM rocpd_event e JOIN rocpd_region r ON "
+        "r.event_id = e.id JOIN rocpd_string s ON s.id = r.name_id ORDER BY r.start"
+    ):
+        fault = json.loads(extdata)["kfd"]
+        yield start, end, int("WRITE" in name), int(fault["address"]), int(fault["agent_id"])
+    connection.close()
+
+
 def make_accel_sim(path: Path, rows: int) -> None:
     path.write_text(
         f"-kernel name = k\n#BEGIN_TB\nthread block = 0,0,0\nwarp = 0\ninsts = {rows}\n"
@@ -204,16 +280,22 @@ CASES = {
     "perf-script": Case(make_perf, plain_faults),
     "ftrace": Case(make_ftrace, plain_faults),
     "uvm-tools-v1": Case(make_tools, plain_tools),
+    "uvm-tools-v2": Case(make_tools_v2, plain_tools_v2),
+    "uvm-binary": Case(make_logged, plain_logged),
     "oracle-general": Case(make_oracle, plain_oracle),
     "nsys": Case(make_nsys, plain_nsys),
     "rocprofiler-json": Case(make_json, plain_json),
+    "rocpd": Case(make_rocpd, plain_rocpd),
     "accel-sim": Case(make_accel_sim, plain_accel_sim),
 }
 
 
-def read(path: Path, form: str) -> int:
+def read(path: Path, form: str, *, identify: bool = False) -> int:
     """Records of one pass of the reader."""
-    return sum(len(chunk) for chunk in open_trace(path, format=form).chunks())
+    trace = open_trace(path, format=form)
+    if identify:
+        trace.identify()
+    return sum(len(chunk) for chunk in trace.chunks())
 
 
 def count(rows: Iterator[tuple[int, ...]]) -> int:
@@ -228,27 +310,39 @@ def timed(call: Callable[[], int]) -> tuple[float, int]:
     return time.process_time() - start, number
 
 
-def compare(form: str, rows: int, folder: Path) -> tuple[float, float]:
-    """Rows a second of the reader and of the plain loop; they take turns, the best counts."""
+class Rates(NamedTuple):
+    """Rows a second."""
+
+    reader: float
+    digest: float
+    plain: float
+
+
+def compare(form: str, rows: int, folder: Path) -> Rates:
+    """Rates of the reader, without and with a digest, and of the plain loop; the best of turns."""
     case = CASES[form]
     path = folder / form
     if not path.exists():
         case.make(path, rows)
     turns = [
-        (timed(lambda: read(path, form))[0], timed(lambda: count(case.plain(path)))[0])
+        (
+            timed(lambda: read(path, form))[0],
+            timed(lambda: read(path, form, identify=True))[0],
+            timed(lambda: count(case.plain(path)))[0],
+        )
         for _ in range(TRIES)
     ]
-    reader, plain = (min(times) for times in zip(*turns, strict=True))
-    return rows / reader, rows / plain
+    return Rates(*(rows / min(times) for times in zip(*turns, strict=True)))
 
 
 def main(rows: int) -> None:
     """The table of all formats."""
-    print(f"{'format':18} {'M rows/s':>9} {'loop':>9} {'ratio':>7}")
+    print(f"{'format':18} {'M rows/s':>9} {'digest':>9} {'loop':>9} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for form in CASES:
-            reader, plain = compare(form, rows, Path(folder))
-            print(f"{form:18} {reader / 1e6:9.2f} {plain / 1e6:9.2f} {reader / plain:7.1f}")
+            rates = compare(form, rows, Path(folder))
+            told = " ".join(f"{rate / 1e6:9.2f}" for rate in rates)
+            print(f"{form:18} {told} {rates.reader / rates.plain:7.1f}")
 
 
 def pytest_generate_tests(metafunc):
@@ -259,9 +353,9 @@ def pytest_generate_tests(metafunc):
 
 def test_reader(benchmark, form, tmp_path):
     rows = 100_000
-    reader, plain = compare(form, rows, tmp_path)
+    rates = compare(form, rows, tmp_path)
     benchmark.extra_info["rows"] = rows
-    benchmark.extra_info["ratio to a plain loop"] = round(reader / plain, 2)
+    benchmark.extra_info["ratio to a plain loop"] = round(rates.reader / rates.plain, 2)
     benchmark.pedantic(read, args=(tmp_path / form, form), rounds=3)
 
 

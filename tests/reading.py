@@ -10,11 +10,14 @@ from typing import Any
 
 from svmcore.errors import TraceError
 from svmcore.traces import (
+    accel_sim,
     access_list,
     kfd_smi,
     open_trace,
     perf_script,
     records_csv,
+    rocpd,
+    rocprofiler,
     uvm_log,
     workload_csv,
 )
@@ -22,12 +25,15 @@ from svmcore.traces.base import check_records
 
 #: Readers that have two ways to read a line.
 TWO_WAYS = (
+    "accel-sim",
     "access-list",
     "csv",
     "ftrace",
     "hsa-svm-profile",
     "kfd-smi",
     "perf-script",
+    "rocpd",
+    "rocprofiler-json",
     "uvm-log",
     "workload-csv",
 )
@@ -40,7 +46,12 @@ def careful() -> Iterator[None]:
     """Inside, no line is read by compiled code."""
     kept = [scanner._scan for scanner in _SCANNERS], [module.table_columns for module in _TABLES]
     fast = perf_script.FaultParser._fast
+    warps = accel_sim._Kernel._scan
+    elements, events = rocprofiler._Elements._columns, rocpd._scanned
     try:
+        rocpd._scanned = lambda texts: events([None] * len(texts))
+        rocprofiler._Elements._columns = lambda self, name: (0, self.at)
+        accel_sim._Kernel._scan = lambda self, data, at: (0, 0, at)
         perf_script.FaultParser._fast = lambda self, block, form: None
         for scanner in _SCANNERS:
             scanner._scan = lambda self, data, at, out: (0, 0, at)
@@ -49,6 +60,8 @@ def careful() -> Iterator[None]:
         yield
     finally:
         perf_script.FaultParser._fast = fast
+        accel_sim._Kernel._scan = warps
+        rocprofiler._Elements._columns, rocpd._scanned = elements, events
         for scanner, scan in zip(_SCANNERS, kept[0], strict=True):
             scanner._scan = scan
         for module, table in zip(_TABLES, kept[1], strict=True):

@@ -532,7 +532,9 @@ def _open(trace: Trace | str | PathLike[str] | npt.NDArray[np.void]) -> Trace | 
     # Readers are loaded where a file is read.
     from .traces import Trace, open_trace
 
-    return trace if isinstance(trace, Trace) else open_trace(trace)
+    source = trace if isinstance(trace, Trace) else open_trace(trace)
+    source.identify()
+    return source
 
 
 def _page_spans(mappings: Sequence[Mapping]) -> list[tuple[int, int]]:

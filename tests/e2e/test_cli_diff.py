@@ -71,6 +71,13 @@ def test_events_as_a_timeline_and_columns(tmp_path):
     assert "is there already" in err
 
 
+@pytest.mark.parametrize("name", ["t", "t.tsv", "t.smi.gz", "t."])
+def test_events_under_a_name_that_says_no_form_are_refused(tmp_path, name):
+    _, err = svm("replay", LOG, "--events", tmp_path / name, status=2)
+    assert "expected a name that ends in .smi, .txt, .log, .json, .csv, .npy, .parquet" in err
+    assert not (tmp_path / name).exists()
+
+
 def test_convert_to_a_timeline_and_to_requests(tmp_path):
     out, _ = svm("convert", NEW, tmp_path / "t.json", "--json")
     assert json.loads(out)["to"]["format"] == "perfetto"

@@ -17,7 +17,6 @@ def test_reader_and_loop_agree(form, tmp_path):
     case, path = formats.CASES[form], tmp_path / "t"
     case.make(path, 500)
     # A paired fault of rocprofiler-sdk is two records.
-    each = 2 if form == "rocprofiler-json" else 1
+    each = 2 if form in ("rocprofiler-json", "rocpd") else 1
     assert formats.read(path, form) == each * formats.count(case.plain(path)) >= 500
-    fast, slow = formats.compare(form, 500, tmp_path)
-    assert fast > 0 < slow
+    assert min(formats.compare(form, 500, tmp_path)) > 0

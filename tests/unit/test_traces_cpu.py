@@ -181,8 +181,17 @@ def test_ftrace_forms(tmp_path, line):
     assert rows(of_text(tmp_path, "cpus=8\n" + line, "ftrace")) == [row]
 
 
-@pytest.mark.parametrize("bad", ["garbage", FTRACE.replace("-7 ", " "), FTRACE[:40], "\0"])
+NO_NAME = FTRACE.lstrip().replace("a-b-7", "-7")
+TAB = FTRACE.replace("a-b-7", "a-7").replace("d..1. ", "d.\t1. ")
+
+
+@pytest.mark.parametrize(
+    "bad", ["garbage", FTRACE.replace("-7 ", " "), FTRACE[:40], "\0", NO_NAME, TAB]
+)
 def test_bad_ftrace_lines_are_refused_by_line(tmp_path, bad):
+    # Alone, too: then every line is for compiled code.
+    with pytest.raises(TraceError, match="line 1"):
+        rows(of_text(tmp_path, f"{bad.rstrip()}\n", "ftrace"))
     with pytest.raises(TraceError, match="expected 'TASK-PID") as caught:
         rows(of_text(tmp_path, f"{FTRACE}{bad.rstrip()}\n{FTRACE}", "ftrace"))
     assert caught.value.where == "line 2"

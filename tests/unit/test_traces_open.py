@@ -7,6 +7,7 @@ import itertools
 import lzma
 import sys
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 from svmcore.errors import InvalidArgumentError, TraceError
 from svmcore.records import RECORD
-from svmcore.traces import Mapping, formats, map_records, open_trace, write_records
+from svmcore.traces import Mapping, formats, map_records, open_trace, opening, write_records
 from svmcore.traces.base import Spans, disjoint
 from svmcore.traces.opening import LINE_LIMIT
 
@@ -103,22 +104,53 @@ def test_chunks_do_not_depend_on_their_length_and_start_anew(name):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("first", ["digest", "pass"])
+@pytest.mark.parametrize("first", ["digest", "pass", "pass that makes it"])
 def test_digest_is_that_of_the_stored_bytes(name, first):
     trace = open_trace(DATA / name)
-    if first == "pass":
+    if first == "pass that makes it":
+        trace.identify()
+    if first != "digest":
         records_of(trace)
+        assert trace.crc32 == zlib.crc32((DATA / name).read_bytes())
     stored = (DATA / name).read_bytes()
     assert trace.digest == hashlib.blake2b(stored, digest_size=16).hexdigest()
 
 
-def test_digest_needs_no_second_pass_after_a_whole_one(tmp_path):
+@pytest.mark.parametrize("first", ["chunks", "mappings"])
+@pytest.mark.parametrize("count", [1, 800_000], ids=["small", "in a thread"])
+def test_digest_needs_no_second_pass_where_it_was_announced(tmp_path, first, count):
     path = tmp_path / "t"
-    path.write_text("0x1000,4096\n")
+    path.write_bytes(b"0x1000,4096\n" * count)
     trace = open_trace(path)
-    records_of(trace)
+    trace.identify()
+    list(trace.chunks()) if first == "chunks" else trace.mappings()
+    stored = path.read_bytes()
     path.unlink()
-    assert len(trace.digest) == 32
+    assert trace.digest == hashlib.blake2b(stored, digest_size=16).hexdigest()
+
+
+def test_digest_is_made_once(tmp_path, monkeypatch):
+    made = []
+
+    class Counted(opening._Digest):
+        def __init__(self, size):
+            made.append(size)
+            super().__init__(size)
+
+    monkeypatch.setattr("svmcore.traces.opening._Digest", Counted)
+    trace = open_trace(DATA / "kfd_new.txt")
+    list(trace.chunks())
+    assert not made
+    digest = trace.digest
+    trace.identify()
+    list(trace.chunks())
+    assert (trace.digest, len(made)) == (digest, 1)
+    merged = open_trace([DATA / "kfd_new.txt", DATA / "kfd_old.txt"])
+    merged.identify()
+    list(merged.chunks())
+    assert len(made) == 3
+    assert len(merged.digest) == 32
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
@@ -288,14 +320,15 @@ def test_file_that_shrinks_during_a_pass_is_refused(tmp_path):
         list(chunks)
 
 
-def test_file_that_changed_between_passes_is_refused(tmp_path):
+@pytest.mark.parametrize("again", ["pass", "digest"])
+def test_file_that_changed_between_passes_is_refused(tmp_path, again):
     path = tmp_path / "t"
     path.write_text("0x1000,4096\n")
     trace = open_trace(path)
     list(trace.chunks())
     path.write_text("0x2000,4096\n")
     with pytest.raises(TraceError, match="changed"):
-        list(trace.chunks())
+        _ = trace.digest if again == "digest" else list(trace.chunks())
 
 
 def test_growing_file_is_read_as_it_was(tmp_path):
@@ -423,6 +456,7 @@ def test_last_line_without_newline(tmp_path):
     trace = open_trace(path)
     assert records_of(trace)["size"].tolist() == [4096, 40]
     assert "no newline" in trace.summary.notes[0]
+    assert (trace.summary.read, trace.summary.repaired) == (1, 1)
     path.write_bytes(b"0x1000,4096,r\n0x2000,")
     trace = open_trace(path)
     assert len(records_of(trace)) == 1

@@ -2,15 +2,21 @@
 
 import json
 import sqlite3
+import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from svmcore.errors import TraceError
+from reading import careful, look
+from svmcore.errors import InvalidArgumentError, TraceError
 from svmcore.records import CPU, UNKNOWN, Access, Kind
 from svmcore.traces import open_trace
+from svmcore.traces._objects import ABSENT, ObjectForm
 from svmcore.traces.kfd_smi import MigrateValue
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -237,6 +243,118 @@ def test_memory_of_json_is_bounded(tmp_path, monkeypatch):
     assert peaks[1] < peaks[0] * 1.2
 
 
+ODD = st.sampled_from(
+    [
+        *(0, 1, -1, 3, 4, 255, 256, 4095, 4096, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1),
+        *(1.5, "1", True, None, {"handle": 7}, {"handle": -1}, {"handle": 7, "x": 1}, {}, [1]),
+    ]
+)
+KEYS = (
+    *("operation", "start_timestamp", "timestamp", "end_timestamp", "agent_id", "address"),
+    *("start_address", "end_address", "src_agent", "dst_agent", "error_code", "trigger", "pid"),
+)
+GOOD = {
+    "kfd_page_fault_records": {"address": FAULT},
+    "kfd_page_migrate_records": {"start_address": BASE, "end_address": FAULT, "error_code": 0}
+    | {"src_agent": {"handle": 0}, "dst_agent": 9},
+    "kfd_unmap_from_gpu_events": {"start_address": BASE, "end_address": BASE + 4095},
+    "kfd_queue_records": {},
+    "kfd_page_fault_events": {"pid": [{"a": "b"}, -1.5e3, None, [], {}]},
+    "kfd_dropped_events": {"count": 3},
+}
+
+
+@given(
+    arrays=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(GOOD)),
+            st.lists(st.dictionaries(st.sampled_from(KEYS), ODD, max_size=1), max_size=5),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    form=st.sampled_from([(None, (",", ":")), (1, None), (None, None)]),
+)
+def test_plain_elements_read_as_each_for_itself(arrays, form):
+    times = {"start_timestamp": 5, "end_timestamp": 9, "operation": 1, "agent_id": {"handle": 4}}
+    text = json.dumps(
+        [{name: [times | GOOD[name] | odd for odd in each]} for name, each in arrays],
+        indent=form[0],
+        separators=form[1],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        path.write_text(text)
+        fast = look(path, "rocprofiler-json")
+        with careful():
+            assert look(path, "rocprofiler-json") == fast
+
+
+@pytest.mark.parametrize("change", ["", "\u00e4", '\\"', "x" * 300])
+def test_plain_and_odd_elements_take_turns(tmp_path, monkeypatch, change):
+    faults = [fault(i % 4, i % 5, extra=change if i % 700 == 3 else "") for i in range(9000)]
+    monkeypatch.setattr("svmcore.traces.rocprofiler.BLOCK_BYTES", 1 << 16)
+    table = {"kfd_page_fault_records": faults, "kfd_page_fault_events": faults}
+    trace = of_json(tmp_path, table)
+    found = np.concatenate(list(trace.chunks()))
+    assert len(found) == 18000
+    assert (trace.summary.read, trace.summary.unknown) == (9000, 9000)
+    with careful():
+        assert np.array_equal(np.concatenate(list(trace.chunks(77))), found)
+    faults[8000]["operation"] = 9
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    with pytest.raises(TraceError, match="operation 9") as caught:
+        rows(open_trace(tmp_path / "t.json"))
+    assert caught.value.where == "kfd_page_fault_records[8000]"
+
+
+def scanned(text, at=0, **form):
+    objects = ObjectForm({b"a": 0, b"b": 1}, wrapped=b"handle", **form)
+    out = np.empty((2, 4), "<i8")
+    count, behind = objects.scan(text, at, out)
+    return out[:, :count].tolist(), behind
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *('{"a": 01}', '{"a": 1.0}', '{"a": 1e3}', '{"a": 9223372036854775808}', '{"a": -}'),
+        *('{"a": "1"}', '{"a": true}', '{"a": 1 "b": 2}', '{"a": 1,}', '{"a" 1}', '{"a": 1'),
+        *('{"a": 1, "a": 1}', '{"\\u0061": 1}', '{"c": .5}', '{"c": 1.}', '{"c": 1e}', "[1]"),
+        *('{"c": nul}', '{"c": "\t"}', '{"c": {1: 2}}', '{"c": [1,]}', '{"c": [1}}', '{"c": }'),
+        *('{"a": {"handle": 1, "x": 2}}', '{"a": {"handl": 1}}', '{"a": {"handle" 1}}', "", "{"),
+        *('{"c": ' + "[" * 9 + "]" * 9 + "}", '{"c": NaN}', '{"c": ' + "1" * 65 + "}", "5", '"a"'),
+    ],
+)
+def test_what_is_not_plain_is_left(odd):
+    good = '{"a": -1, "c": [{}, [], "x", -0.5E+3, true, false, null], "b": {"handle": 2}}'
+    assert scanned(odd) == ([[], []], 0)
+    assert scanned(f"{good} , {odd}") == ([[-1], [2]], len(good))
+
+
+def test_objects_and_what_stands_around_them():
+    assert scanned('{"a":1},{}\n,{"b":0} ]') == ([[1, ABSENT, ABSENT], [ABSENT, ABSENT, 0]], 19)
+    assert scanned(', {"a":1}', 0) == ([[1], [ABSENT]], 9)
+    # What follows an element without a separator makes it another one.
+    assert scanned('{"a":1} {"a":2}') == scanned('{"a":1}x') == ([[], []], 0)
+    assert scanned('{"a":1},' * 9)[1] == 4 * 8 - 1
+    assert scanned('{"a":1, "c": "\u00e4"}') == ([[], []], 0)
+    inner = {"inner": b"in", "quoted": True, "separator": 30}
+    assert scanned('{"x": 1, "in": {"a": "07"}}\x1e{"in":{"b":-5,"c":"1"}}', **inner)[0] == [
+        [7, ABSENT],
+        [ABSENT, -5],
+    ]
+    for odd in ("{}", '{"in": 1}', '{"in": {"c": "x"}}', '{"inn": {}}', '{"in": {}, "in": {}}'):
+        assert scanned(odd, **inner) == ([[], []], 0)
+    with pytest.raises(InvalidArgumentError, match="expected 0 to 2"):
+        scanned("{}", 3)
+    with pytest.raises(InvalidArgumentError, match="3 columns"):
+        ObjectForm({b"a": 2}).scan("{}", 0, np.empty((1, 4), "<i8"))
+    for keys in ({b"": 0}, {b"a": 32}, {b"a": -1}, {"a": 0}, {b"%d" % i: 0 for i in range(33)}):
+        with pytest.raises(InvalidArgumentError, match="expected"):
+            ObjectForm(keys)
+
+
 # ---- rocpd ---------------------------------------------------------------------------
 
 AT = 0x7E12_0000_0000
@@ -335,3 +453,78 @@ def test_rocpd_chunks_alike(tmp_path):
     whole = np.concatenate(list(trace.chunks()))
     assert len(whole) == 9000
     assert np.array_equal(np.concatenate(list(trace.chunks(1234))), whole)
+
+
+FIELDS = {
+    "start_address": ["4096", "0", "-1", 8191, "x"],
+    "end_address": ["8192", "12287", "0", "9223372036854775807", "18446744073709551616"],
+    "src_agent_id": ["-1", "0", "4"],
+    "dst_agent_id": ["5", 0, None],
+    "agent_id": ["4", "5", "-1", 7, "04", " 4"],
+    "address": ["4097", "-1", "9223372036854775808"],
+    "error_code": ["0", "-12", 7],
+    "count": ["3"],
+    "prefetch_agent_id": ["-1", "none"],
+}
+PLAIN = [
+    {"agent_id": "4", "address": "4097"},
+    {"start_address": "4096", "end_address": "8191", "src_agent_id": "-1", "dst_agent_id": "5"},
+    {"start_address": "4096", "end_address": "8192", "agent_id": "4"},
+]
+NAMES = ["KFD READ MIGRATED", "WRITE UPDATED", "PAGEFAULT_GPU", "KFD_EVENT_QUEUE", "\u00e4", None]
+
+
+@settings(max_examples=50)
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(PLAIN),
+            st.dictionaries(st.sampled_from(sorted(FIELDS)), st.integers(0, 5), max_size=1),
+            st.sampled_from(["", "array", "x", "\u00e4", "\x1e", "twice"]),
+            st.sampled_from([(5, 9), (5, 3), (0, 0), (None, 1), ("5", 9), (5, None), (-1, 5)]),
+            st.integers(1, 7),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    plain=st.booleans(),
+)
+def test_plain_events_read_as_each_for_itself(events, plain):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE rocpd_event(id INTEGER, category_id, extdata)")
+        connection.execute('CREATE TABLE rocpd_region(start, "end", name_id, event_id)')
+        connection.execute("CREATE TABLE rocpd_string(id, string)")
+        connection.executemany("INSERT INTO rocpd_string VALUES(?, ?)", enumerate(NAMES, 1))
+        for number, (fields, odd, form, when, name) in enumerate(events):
+            changed = {key: FIELDS[key][at % len(FIELDS[key])] for key, at in odd.items()}
+            table = fields if plain else fields | changed
+            text = json.dumps({"kfd": [*table.items()] if form == "array" else table})
+            extra = {"array": "", "twice": text}.get(form, form)
+            text = f'{{"a": "{form}", {text[1:]}' if extra == "\u00e4" else text + extra
+            text = text.removesuffix(extra) if plain else text
+            row = (number, name, text)
+            connection.execute("INSERT INTO rocpd_event VALUES(?, ?, ?)", row)
+            if when[0] is not None:
+                begin, end = (5, 9) if plain else when
+                row = (begin, end, name % 3, number)
+                connection.execute("INSERT INTO rocpd_region VALUES(?, ?, ?, ?)", row)
+        connection.commit()
+        connection.close()
+        with mock.patch("svmcore.traces.sqlite._ROWS", 3):
+            fast = look(path, "rocpd")
+            with careful():
+                assert look(path, "rocpd") == fast
+
+
+def test_many_events_of_all_kinds_by_columns(tmp_path):
+    mixed = [json.dumps({"kfd": PLAIN[i % 3] | {"agent_id": str(4 + i % 2)}}) for i in range(20000)]
+    mixed[9001] = '{"kfd": {"count": "3"}}'
+    mixed[15000] = '{"kfd": {"agent_id": "5"}}'
+    trace = rocpd(tmp_path, *mixed)
+    fast = np.concatenate(list(trace.chunks(999)))
+    assert trace.summary.counts["without_region"] == trace.summary.repaired == 20000
+    assert [int(fast[i]["kind"]) for i in (9001, 15000)] == [Kind.DROPPED, Kind.QUEUE_EVICT]
+    with careful():
+        assert np.array_equal(np.concatenate(list(trace.chunks())), fast)

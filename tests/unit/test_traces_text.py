@@ -1,5 +1,6 @@
 """Compiled scanners: what they read is what the careful Python code reads."""
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from reading import careful, look
 from svmcore.errors import InvalidArgumentError
-from svmcore.records import RECORD
+from svmcore.records import RECORD, UNKNOWN, Access, Kind
 from svmcore.traces._text import (
     COMMENT,
     DEC,
@@ -25,6 +26,7 @@ from svmcore.traces._text import (
     FaultScanner,
     LineForm,
 )
+from svmcore.traces._warps import WarpScanner
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 TEXTS = {
@@ -39,6 +41,9 @@ TEXTS = {
     "workload_dev.csv": "workload-csv",
     "touches.txt": "access-list",
     "records.csv": "csv",
+    "kernel.traceg": "accel-sim",
+    "perf.txt": "perf-script",
+    "ftrace.txt": "ftrace",
 }
 NUMBERS = st.sampled_from(
     [
@@ -115,10 +120,33 @@ LINES = {
     "access-list": ["{},{}", " {} , {} , r", "{},{},W,{} # note", "{},{},r,gpu63"],
     "csv": ["{},{},1,0,{},access,gpu0,read,unknown", "1,{},1,{},1,{},{},0,255"],
     "workload-csv": ["{},{},{},R,op,{},{}", "1,1,1,S,,0x1000,{}", "1,{},1,W,a b,0x{},1"],
+    "accel-sim": [
+        "{} {} 1 R1 LDG.E 1 R4 {} {} {} {}",
+        "0 {} {} R1 R2 STG {} R4 4 1 0x1000 {}",
+        "0 7 0 ATOMG.ADD 0 {} 2 {} {} {}",
+        "0 3 0 RED 0 4 0 0x{} {} {}",
+        " 0 1 0 LDS\t0 {} 9",
+        "0 {} 0 MOV.{} 0 0\r",
+        "0 ffffffff 0 LD 0 {} 1 {} {}",
+        "0 3 0 {} 0 4 1 0 {}",
+        "",
+        "-shmem base addr = {}",
+    ],
+    "perf-script": [
+        "a{} {}/{} {}.{}: page-faults: {} {}",
+        "{} 1 [{}] {}.{}: exceptions:page_fault_user: address=0x{} ip=0x1 error_code=0x{}\t",
+    ],
+    "ftrace": [
+        "a{}-{} [{}] d..1 {}.{}: page_fault_user: address=0x{} ip=0x{} error_code=0x{}",
+        "{}-1 [0] {} 1.5: page_fault_kernel: address=0x10 ip= error_code=0x6",
+        "a-1 [0] d.{}\t{}. 1.5: page_fault_kernel: address=0x10 ip= error_code=0x6",
+    ],
 }
 HEADS = {
     "csv": "t_ns,addr,size,dur_ns,value,kind,proc,access,peer\n",
     "workload-csv": "seq,t_ns,dur_ns,kind,op,addr,bytes\n",
+    "accel-sim": "-kernel name = k\n-local mem base addr = 0x7fb144000000\ninsts = 3\n"
+    "0 1 1 R1 LDG.E 1 R4 4 1 0x1000 4\n",
 }
 
 
@@ -133,6 +161,57 @@ def test_numbers_at_their_limits_read_alike(form, data):
     lines = data.draw(st.lists(drawn, min_size=1, max_size=3))
     fast, slow = both((HEADS.get(form, "") + "\n".join(lines) + "\n").encode(), form)
     assert fast == slow
+
+
+@given(
+    lines=st.lists(
+        st.tuples(
+            st.sampled_from(["LDG.E", "STG", "ATOM", "LDS", "X"]),
+            st.sampled_from([1, 4, 16, 4096, 4097]),
+            st.lists(
+                st.integers(0, 1 << 14) | st.integers((1 << 64) - 5000, (1 << 64) - 1),
+                min_size=32,
+                max_size=32,
+            ),
+            st.sampled_from([0xFFFFFFFF, 0x80000001, 0x10, 0]),
+        ),
+        max_size=4,
+    )
+)
+def test_pages_of_lanes_in_their_order(lines):
+    text = "-kernel name = k\n-shmem base addr = 0x2000000\ninsts = 9\n"
+    for opcode, width, lanes, mask in lines:
+        listed = " ".join(f"{address:#x}" for address in lanes)
+        text += f"0 {mask:x} 0 {opcode} 0 {width} 0 {listed}\n"
+        deltas = " ".join(str(b - a) for a, b in itertools.pairwise(lanes))
+        text += f"0 {mask:x} 0 {opcode} 0 {width} 2 {lanes[0]:#x} {deltas}\n"
+    fast, slow = both(text.encode(), "accel-sim")
+    assert fast == slow
+
+
+def test_a_scanner_of_warps_refuses_what_it_cannot_hold():
+    out = np.zeros(70, RECORD)
+    line = b"0 1 0 LDG 0 4 1 0x1000 4"
+    scanner = WarpScanner(7)
+    assert scanner.scan(line, 0, out, 0, 1) == (0, 0, 0)  # an opcode that it has not learnt
+    scanner.learn(b"LDG", Access.READ)
+    assert scanner.scan(line, 0, out, 0, 0) == (0, 0, 0)
+    assert scanner.scan(line, 0, out, 7, 1) == (0, 0, 0)  # no room for all that a line can make
+    assert scanner.scan(line, 0, out, 6, 1) == (1, 1, len(line) + 1)
+    assert out[6].tolist() == (0, 0x1000, 4096, 0, 7, Kind.ACCESS, UNKNOWN, Access.READ, UNKNOWN)
+    for at, row in ((-1, 0), (len(line) + 2, 0), (0, -1), (0, 71)):
+        with pytest.raises(InvalidArgumentError, match="expected"):
+            scanner.scan(line, at, out, row, 1)
+    for opcode, access in ((b"", 0), (b"X", 5), (b"X", -2)):
+        with pytest.raises(InvalidArgumentError, match="expected"):
+            scanner.learn(opcode, access)
+    for number in range(5000):
+        scanner.learn(b"OP%d" % number, Access.READ)
+    assert scanner.scan(b"0 1 0 OP4999 0 4 1 0x1000 4", 0, out, 0, 1)[1] == 0
+    assert scanner.scan(b"0 1 0 OP4 0 4 1 0x1000 4", 0, out, 0, 1)[1] == 1
+    for start in range(9):
+        scanner.add_window(start)
+    assert scanner.scan(line, 0, out, 0, 1) == (0, 0, 0)
 
 
 def test_many_events_pair_as_in_the_careful_code():

@@ -39,6 +39,7 @@ _BY_SUFFIX = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
+    ".smi": "kfd-smi",
     ".oraclegeneral": "oracle-general",
     ".json": PERFETTO,
 }
@@ -71,6 +72,8 @@ def convert(
     target = _target(dst, to)
     _check_place(src, dst, force)
     with opened(src, form, doing="converting", cache=cache) as source:
+        if as_json:
+            source.identify()
         written = _write(source, dst, target)
     lost = _not_kept(source, target)
     notes = [*_changed(source, target), *source.summary.notes]

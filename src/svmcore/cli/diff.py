@@ -73,6 +73,7 @@ def diff(
     and faults of RECORDED itself are replayed. Exit status 1 where the logs differ.
     """
     with opened(recorded, form, doing="reading", cache=cache) as source:
+        source.identify()
         left = gathered(source.chunks())
         facts = _facts(recorded, source)
         notes = list(source.summary.notes)
@@ -81,6 +82,7 @@ def diff(
             right, told = _model(source, policy, machine, settings, by)
     if modelled is not None:
         with opened(modelled, doing="reading", cache=cache) as other:
+            other.identify()
             if replayed or not any(kind in other.summary.kinds for kind in _OUTCOMES):
                 right, told = _model(other, policy, machine, settings, by)
             else:

@@ -13,7 +13,17 @@ from ..traces import WRITERS, Trace, write_records
 
 __all__ = ["events_form", "write_events"]
 
-_BY_SUFFIX = {".json": "perfetto", ".csv": "csv", ".npy": "npy", ".parquet": "parquet"}
+_BY_SUFFIX = {
+    ".smi": "kfd-smi",
+    ".txt": "kfd-smi",
+    ".log": "kfd-smi",
+    ".json": "perfetto",
+    ".csv": "csv",
+    ".npy": "npy",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
 
 
 def events_form(path: str) -> str:
@@ -22,11 +32,16 @@ def events_form(path: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        If it is there already.
+        If it is there already, or its suffix is none of those known.
     """
     if Path(path).exists():
         raise InvalidArgumentError(f"--events {path}: is there already: expected another name")
-    return _BY_SUFFIX.get(Path(path).suffix.lower(), "kfd-smi")
+    form = _BY_SUFFIX.get(Path(path).suffix.lower())
+    if form is None:
+        raise InvalidArgumentError(
+            f"--events {path}: expected a name that ends in {', '.join(_BY_SUFFIX)}"
+        )
+    return form
 
 
 def write_events(source: Trace, path: str, space: Space, by: str) -> str:

@@ -135,6 +135,7 @@ class _Seen:
 
 def _look(source: Trace) -> dict[str, Any]:
     """Everything that a trace says of itself, in two passes or three."""
+    source.identify()
     mappings = source.mappings()
     seen = _Seen(mappings)
     for records in source.chunks():

@@ -174,8 +174,8 @@ def model_options(function: _F) -> _F:
 @click.option(
     "--events",
     metavar="FILE",
-    help="Write the modelled events (policy kfd): KFD SMI text, or by its suffix .json (Perfetto), "
-    ".csv, .npy, .parquet.",
+    help="Write the modelled events (policy kfd) in the form of its suffix: .smi, .txt, .log (KFD "
+    "SMI text), .json (Perfetto), .csv, .npy, .parquet, .arrow, .feather.",
 )
 @click.option(
     "--profile",

@@ -19,6 +19,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 from .._types cimport record_t
+from ._digits cimport dec32, decimal, hex32, hexadecimal, line_end, prefixed, text_t
 
 from ..errors import InvalidArgumentError
 
@@ -40,8 +41,6 @@ cdef enum part_code:
     P_WORD = 9
 
 cdef enum limits:
-    DIGITS = 19        # decimal digits that always fit 64 bits
-    NIBBLES = 16
     PARTS = 64
     WORD_BYTES = 16
     GPUS = 64
@@ -67,78 +66,6 @@ cdef enum kinds:
     KIND_BATCH = 24
 
 cdef uint64_t PAGES = <uint64_t>1 << (64 - PAGE_SHIFT)
-cdef uint64_t WORD32 = <uint64_t>1 << 32
-
-ctypedef const uint8_t* text_t
-
-
-# ---- numbers ---------------------------------------------------------------------------
-# Each gives the byte behind the number, NULL where there is none or it may not fit.
-
-cdef inline text_t decimal(text_t p, uint64_t* value) noexcept nogil:
-    cdef text_t start = p
-    cdef uint64_t n = 0
-    while 48 <= p[0] <= 57:
-        n = n * 10 + (p[0] - 48)
-        p += 1
-    if p == start or p - start > DIGITS:
-        return NULL
-    value[0] = n
-    return p
-
-
-cdef inline text_t hexadecimal(text_t p, uint64_t* value) noexcept nogil:
-    cdef text_t start = p
-    cdef uint64_t n = 0
-    cdef uint8_t c
-    while True:
-        c = p[0]
-        if 48 <= c <= 57:
-            n = n << 4 | (c - 48)
-        elif 97 <= (c | 32) <= 102:
-            n = n << 4 | ((c | 32) - 87)
-        else:
-            break
-        p += 1
-    if p == start or p - start > NIBBLES:
-        return NULL
-    value[0] = n
-    return p
-
-
-cdef inline bint prefixed(text_t p) noexcept nogil:
-    return p[0] == 48 and (p[1] | 32) == 120
-
-
-cdef inline text_t hex32(text_t p, uint64_t* value) noexcept nogil:
-    p = hexadecimal(p, value)
-    if p != NULL and value[0] >= WORD32:
-        return NULL
-    return p
-
-
-cdef inline text_t dec32(text_t p, uint64_t* value) noexcept nogil:
-    p = decimal(p, value)
-    if p != NULL and value[0] >= WORD32:
-        return NULL
-    return p
-
-
-cdef inline bint is_blank(uint8_t c) noexcept nogil:
-    """What ``bytes.rstrip`` takes away, but for the newline."""
-    return c == 32 or c == 9 or c == 13 or c == 11 or c == 12
-
-
-cdef inline text_t line_end(text_t p, text_t end) noexcept nogil:
-    """The end of a line in which only blanks may follow, NULL where something else does.
-
-    NULL for NULL, so that what failed before fails here.
-    """
-    if p == NULL:
-        return NULL
-    while is_blank(p[0]):
-        p += 1
-    return p if p[0] == 10 or p == end else NULL
 
 
 # ---- lines of one form -----------------------------------------------------------------
@@ -834,7 +761,7 @@ cdef class EventScanner:
         p += 2
         event.addr = number << PAGE_SHIFT
         if event.number == 7 or event.number == 8:
-            if pages >= WORD32:
+            if pages >> 32:
                 return NULL
             event.gpu, event.size = pages, 1 << PAGE_SHIFT
             if event.number == 7 and (p[0] == 82 or p[0] == 87):

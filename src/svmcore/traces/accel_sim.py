@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
+from ._warps import ON_CHIP, ROWS, WarpScanner
 from .base import (
     CHUNK,
     Mapping,
@@ -58,11 +60,16 @@ _NAMES = 1 << 20
 #: Opcodes that are kept; a GPU has some hundreds.
 _OPCODES = 4096
 
-_Row = tuple[int, int, int, int, int, int, int, int, int]
-
 
 class _NotALineError(ValueError):
     """Why a line is none of a kernel trace."""
+
+
+class _File(NamedTuple):
+    """What a pass says of the bytes of a kernel trace."""
+
+    crc32: int
+    digest: str | None
 
 
 @register
@@ -93,7 +100,7 @@ class AccelSimTrace(Trace):
     description = "Accel-Sim kernelslist.g with its kernel traces, or one kernel trace"
     beyond_records = ("thread blocks and warps", "instructions", "bytes inside a page")
 
-    _files: dict[str, str] | None = None
+    _files: dict[str, _File] | None = None
     _names: dict[int, str] | None = None
 
     @property
@@ -120,15 +127,16 @@ class AccelSimTrace(Trace):
     @property
     def digest(self) -> str:
         """blake2b-128 over the file, or over the list's digest and those of its kernel traces."""
-        if self._files is None:
+        if self._files is None or not all(file.digest for file in self._files.values()):
+            self.identify()
             for _ in self.chunks():
                 pass
         own = super().digest
         if not self._files:
             return own
         total = hashlib.blake2b(own.encode(), digest_size=16)
-        for name, digest in self._files.items():
-            total.update(f"\n{name} {digest}".encode("utf-8", "surrogateescape"))
+        for name, file in self._files.items():
+            total.update(f"\n{name} {file.digest}".encode("utf-8", "surrogateescape"))
         return total.hexdigest()
 
     def _find_mappings(self) -> list[Mapping]:
@@ -136,7 +144,7 @@ class AccelSimTrace(Trace):
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
         names: dict[int, str] = {}
-        files: dict[str, str] = {}
+        files: dict[str, _File] = {}
         blocks = line_blocks(source)
         for block in blocks:
             if block.first == 1 and block.data.startswith(_FIRST):
@@ -145,10 +153,13 @@ class AccelSimTrace(Trace):
             summary.lines += block.lines
             for number, line in block.numbered():
                 yield from self._list_line(line, number, block.cut, summary, names, files)
-        if self._files is not None and self._files != files:
-            raise TraceError(
-                self.path, "", "a kernel trace changed: expected that of the last pass"
-            )
+        for name, file in (self._files or {}).items():
+            if name not in files or files[name].crc32 != file.crc32:
+                raise TraceError(
+                    self.path, "", "a kernel trace changed: expected that of the last pass"
+                )
+            # Digests that an earlier pass made stay: it met the same bytes.
+            files[name] = file if file.digest else files[name]
         self._files, self._names = files, names
 
     def _one(
@@ -157,7 +168,7 @@ class AccelSimTrace(Trace):
         """The file is one kernel trace."""
         kernel = _Kernel(self.path, 0, summary)
         for block in blocks:
-            yield from kernel.feed(block.data, block.first, block.cut)
+            yield from kernel.feed(block)
         kernel.end()
         names[0] = kernel.name
 
@@ -168,13 +179,14 @@ class AccelSimTrace(Trace):
         cut: bool,
         summary: Summary,
         names: dict[int, str],
-        files: dict[str, str],
+        files: dict[str, _File],
     ) -> Iterator[Records]:
         text = line.strip()
         if cut and text:
             summary.notes.append(f"line {number}, the last, has no newline: it may be cut off")
         if match := _COPY.fullmatch(text):
-            summary.read += 1
+            summary.read += not cut
+            summary.repaired += cut
             yield self._copied(int(match[1], 16), int(match[2]), number)
         elif not text or text.startswith(b"#"):
             summary.comments += 1
@@ -189,12 +201,15 @@ class AccelSimTrace(Trace):
                 nbytes = file_size(path)
             except TraceError as error:
                 raise TraceError(self.path, f"line {number}", f"{path}: {error.reason}") from None
-            with Source(path, nbytes) as source:
+            key = f"{number} {name}"
+            before = (self._files or {}).get(key)
+            identify = self._identify and (before is None or before.digest is None)
+            with Source(path, nbytes, identify=identify) as source:
                 kernel = _Kernel(path, index, summary)
                 for block in line_blocks(source):
-                    yield from kernel.feed(block.data, block.first, block.cut)
+                    yield from kernel.feed(block)
                 kernel.end()
-                files[f"{number} {name}"] = source.hexdigest()
+                files[key] = _File(source.crc32, source.hexdigest())
             if len(names) < _NAMES:
                 names[index] = kernel.name
         elif cut and summary.read + summary.metadata:
@@ -224,7 +239,8 @@ class AccelSimTrace(Trace):
 class _Kernel:
     """One pass over one kernel trace.
 
-    Invariant: ``left`` instructions of the present warp are still to come.
+    Invariant: ``left`` instructions of the present warp are still to come; ``out`` holds
+    ``filled`` records that were not given out.
     """
 
     def __init__(self, path: str, index: int, summary: Summary) -> None:
@@ -236,51 +252,82 @@ class _Kernel:
         self.blocks = 0
         self.grid = 0
         self.windows: list[int] = []
-        self.rows: list[_Row] = []
+        self.out = np.empty(CHUNK + ROWS, RECORD)
+        self.filled = 0
+        self.scanner = WarpScanner(index)
         self.opcodes: dict[bytes, int] = {}
         self.cut = False
         summary.add("kernels")
+        summary.add("instructions", 0)
 
-    def feed(self, data: bytes, first: int, cut: bool) -> Iterator[Records]:
-        """Records of whole lines; *cut* where the last one lacks its newline."""
-        summary = self.summary
-        instructions = 0
-        lines = data.split(b"\n")
-        summary.lines += len(lines)
-        for number, line in enumerate(lines, first):
-            try:
-                if self.left and line.strip():
-                    self._instruction(line.split())
-                    self.left -= 1
-                    instructions += 1
-                else:
-                    self._other(line.strip())
-            except (_NotALineError, ValueError, IndexError) as error:
-                if cut and number > 1:
-                    summary.refused += 1
-                    self.cut = True
-                    break
-                reason = str(error) if isinstance(error, _NotALineError) else "not the form"
-                raise TraceError(
-                    self.path,
-                    f"line {number}",
-                    f"{shown(line)}: {reason}: expected an instruction (PC mask ndst dst.. opcode "
-                    "nsrc src.. width mode addresses) or a line of the trace's frame",
-                ) from None
-        if cut and not self.cut:
-            summary.notes.append(
+    def feed(self, block: Block) -> Iterator[Records]:
+        """Records of a block."""
+        data, at, number, whole = block.data, 0, block.first, self.summary.read
+        self.summary.lines += block.lines
+        while at <= len(data):
+            rows, read, at = self._scan(data, at)
+            self.filled += rows
+            number += read
+            if len(self.out) - self.filled < ROWS:
+                yield self._take()
+            elif at <= len(data):
+                end = data.find(b"\n", at)
+                end = len(data) if end < 0 else end
+                self._line(data[at:end], number, block.cut)
+                number += 1
+                at = end + 1
+        if block.cut and not self.cut:
+            self.summary.repaired += self.summary.read - whole
+            self.summary.read = whole
+            self.summary.notes.append(
                 f"{Path(self.path).name}: the last line has no newline: it may be cut off"
             )
-        summary.read += instructions
-        summary.add("instructions", instructions)
-        if self.rows:
-            rows, self.rows = self.rows, []
-            for at in range(0, len(rows), CHUNK):
-                yield np.array(rows[at : at + CHUNK], RECORD)
+        if self.filled:
+            yield self._take()
+
+    def _scan(self, data: bytes, at: int) -> tuple[int, int, int]:
+        """Instructions by compiled code: records, lines and the place of what is none."""
+        found = self.scanner.scan(data, at, self.out, self.filled, self.left)
+        self._instructions(found[1])
+        return found
+
+    def _take(self) -> Records:
+        """The records so far."""
+        records = self.out[: self.filled].copy()
+        self.filled = 0
+        return records
+
+    def _instructions(self, number: int) -> None:
+        self.left -= number
+        self.summary.read += number
+        self.summary.add("instructions", number)
+
+    def _line(self, line: bytes, number: int, cut: bool) -> None:
+        """A line that compiled code left; *cut* where it lacks its newline."""
+        try:
+            if self.left and line.strip():
+                self._instruction(line.split())
+                self._instructions(1)
+            else:
+                self._other(line.strip())
+        except (_NotALineError, ValueError, IndexError) as error:
+            if cut and number > 1:
+                self.summary.refused += 1
+                self.cut = True
+                return
+            reason = str(error) if isinstance(error, _NotALineError) else "not the form"
+            raise TraceError(
+                self.path,
+                f"line {number}",
+                f"{shown(line)}: {reason}: expected an instruction (PC mask ndst dst.. opcode "
+                "nsrc src.. width mode addresses) or a line of the trace's frame",
+            ) from None
 
     def end(self) -> None:
         """Says what is missing."""
         self.summary.add("thread_blocks", self.blocks)
+        if self.scanner.on_chip:
+            self.summary.add("on_chip", self.scanner.on_chip)
         if self.left or self.cut:
             self.summary.notes.append(
                 f"{Path(self.path).name} is cut off: {self.left:,} instructions of its last warp "
@@ -314,7 +361,11 @@ class _Kernel:
             match = _GRID.fullmatch(value)
             self.grid = int(match[1]) * int(match[2]) * int(match[3]) if match else 0
         elif key.replace(b"_", b" ") in (b"shmem base addr", b"local mem base addr"):
-            self.windows.append(int(value, 16))
+            window = int(value, 16)
+            if not 0 <= window < ADDRESS_LIMIT:
+                raise _NotALineError("a window outside of 0 to 2**64")
+            self.windows.append(window)
+            self.scanner.add_window(window)
 
     def _instruction(self, parts: list[bytes]) -> None:
         int(parts[0], 16)
@@ -329,7 +380,7 @@ class _Kernel:
         if not width:
             return
         access = self._access(opcode)
-        if access < 0:
+        if access == ON_CHIP:
             self.summary.add("on_chip")
             return
         lanes = mask.bit_count()
@@ -342,12 +393,12 @@ class _Kernel:
             self._touch(addresses, width, access)
 
     def _access(self, opcode: bytes) -> int:
-        """How an opcode touches memory, -1 where that is not paged."""
+        """How an opcode touches memory, ``ON_CHIP`` where that is not paged."""
         code = self.opcodes.get(opcode)
         if code is None:
             word = opcode.decode("ascii", "replace").partition(".")[0]
             code = (
-                -1
+                ON_CHIP
                 if word in _ON_CHIP
                 else Access.READ
                 if word.startswith("LD")
@@ -359,6 +410,7 @@ class _Kernel:
             )
             if len(self.opcodes) < _OPCODES:
                 self.opcodes[opcode] = code
+            self.scanner.learn(opcode, code)
         return code
 
     def _touch(self, addresses: range | list[int], width: int, access: int) -> None:
@@ -378,9 +430,12 @@ class _Kernel:
                 for address in addresses
                 for page in range(address & ~PAGE_MASK, address + width, PAGE_SIZE)
             )
-        kind, none = Kind.ACCESS, UNKNOWN
-        for page in pages:
-            self.rows.append((0, page, PAGE_SIZE, 0, self.index, kind, none, access, none))
+        rows = [
+            (0, page, PAGE_SIZE, 0, self.index, Kind.ACCESS, UNKNOWN, access, UNKNOWN)
+            for page in pages
+        ]
+        self.out[self.filled : self.filled + len(rows)] = rows
+        self.filled += len(rows)
 
 
 def _count(text: bytes) -> int:

@@ -28,7 +28,7 @@ from ..errors import InvalidArgumentError, TraceError
 from ..records import RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_SHIFT
 from ._text import LineForm
-from .opening import Block, Source, line_blocks
+from .opening import BLOCK_BYTES, Block, Source, line_blocks
 
 __all__ = [
     "FORMATS",
@@ -244,7 +244,9 @@ class Trace(abc.ABC):
 
     Records: :meth:`chunks`. Where they lie: :meth:`mappings`. What it is:
     ``path``, ``format``, ``confidence``, ``kind``, ``nbytes``, ``digest``,
-    ``names``. What was met: ``summary``.
+    ``names``. What was met: ``summary``. ``crc32`` is that of the file's bytes as
+    stored, known after a full pass over the file itself; every later one must meet
+    the same bytes.
 
     Parameters
     ----------
@@ -283,8 +285,10 @@ class Trace(abc.ABC):
         self.confidence = confidence
         self.progress = progress
         self._mappings: list[Mapping] | None = list(ranges) or None
+        self.crc32: int | None = None
         self._summary: Summary | None = None
         self._digest: str | None = None
+        self._identify = False
 
     def __repr__(self) -> str:
         return f"<{self.format} trace {self.path!r}, {self.nbytes} bytes>"
@@ -306,7 +310,7 @@ class Trace(abc.ABC):
     def chunks(self, n: int = CHUNK) -> Iterator[Records]:
         """The records in file order.
 
-        Each call starts anew. After the last chunk ``summary`` and ``digest``
+        Each call starts anew. After the last chunk ``summary`` and ``crc32``
         are those of this pass. Results do not depend on *n*.
 
         Parameters
@@ -336,14 +340,26 @@ class Trace(abc.ABC):
 
     def _pass(self, n: int) -> Iterator[Records]:
         summary = Summary()
-        with Source(self.path, self.nbytes, self.progress) as source:
+        identify = self._identify and self._digest is None
+        with Source(self.path, self.nbytes, self.progress, identify=identify) as source:
             yield from cut(self._arrays(source, summary), n, summary)
             summary.bytes = source.position
-            digest = source.hexdigest()
-        if self._digest not in (None, digest):
-            raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
-        self._digest = digest
+            self._passed(source)
         self._summary = summary
+
+    def _passed(self, source: Source) -> None:
+        """Keep what a whole pass says of the file's bytes; refuse others than before."""
+        if self.crc32 not in (None, source.crc32):
+            raise TraceError(self.path, "", "the file changed: expected the bytes of the last pass")
+        self._digest = source.hexdigest() or self._digest
+        self.crc32 = source.crc32
+
+    def identify(self) -> None:
+        """Have ``digest`` made beside the next full pass.
+
+        For those who will ask for it: the file need not be read for it alone.
+        """
+        self._identify = True
 
     def mappings(self) -> list[Mapping]:
         """What is mapped: allocations that the file names, else the pages touched.
@@ -394,14 +410,26 @@ class Trace(abc.ABC):
     def digest(self) -> str:
         """blake2b-128 over the file's bytes as stored, 32 hex digits.
 
-        Known after any full pass; before one, the bytes are read for it.
+        Known after a full pass where :meth:`identify` announced that it is wanted;
+        else the bytes are read for it. A compressed copy of a trace has another.
+
+        Raises
+        ------
+        TraceError
+            If the file cannot be read, or changed since the last pass.
         """
         if self._digest is None:
-            with Source(self.path, self.nbytes, self.progress, raw=True) as source:
-                while source.read(1 << 20):
-                    pass
-                self._digest = source.hexdigest()
+            self._read_through(identify=True)
+        assert self._digest is not None
         return self._digest
+
+    def _read_through(self, *, identify: bool) -> None:
+        """Read the bytes as stored for nothing but what they are."""
+        raw = {"raw": True, "identify": identify}
+        with Source(self.path, self.nbytes, self.progress, **raw) as source:
+            while source.read(BLOCK_BYTES):
+                pass
+            self._passed(source)
 
     @property
     def gpu_ids(self) -> list[int]:
@@ -469,7 +497,8 @@ class TextTrace(Trace):
 
     A last line without a newline that cannot be read was cut off when the
     recording ended: it is refused, counted and noted. One that can be read is
-    taken, with a note.
+    taken as it stands, but a number at its end may be cut: it counts as
+    repaired, with a note.
     """
 
     @abc.abstractmethod
@@ -483,6 +512,7 @@ class TextTrace(Trace):
             if not block.cut:
                 yield parser.feed(block)
                 continue
+            whole = summary.read
             try:
                 last = parser.feed(block)
             except TraceError as error:
@@ -493,6 +523,8 @@ class TextTrace(Trace):
                     f"{error.where} is cut off (no newline) and was left out: {error.reason}"
                 )
                 continue
+            summary.repaired += summary.read - whole
+            summary.read = whole
             summary.notes.append(f"line {block.first}, the last, has no newline: it may be cut off")
             yield last
         yield parser.end()

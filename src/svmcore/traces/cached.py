@@ -4,7 +4,7 @@ A folder that the caller names holds, for each trace, ``KEY.json`` (what the fil
 what reading it met) and a ``.npy`` file of its records. The copy is used while the source has
 the size, inode and times that it had when it was read; where the source had just been changed
 then, so that a later change need not show in its times, its bytes are hashed and compared. In
-every other case it is read anew. The copy is hashed while it is read, as every trace is.
+every other case it is read anew. The copy is checked by its CRC-32 while it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .writers import whole_file, write_records
 __all__ = ["CachedTrace", "cached"]
 
 #: Changes of what is kept, with the version of the readers: copies of others are made anew.
-_FORM = f"1 {__version__} {RECORD.descr}"
+_FORM = f"2 {__version__} {RECORD.descr}"
 #: A source changed within so many ns of its copy may change again without a trace in its times.
 _RACY_NS = 2_000_000_000
 #: Formats whose files are as fast as a copy.
@@ -101,7 +101,7 @@ class CachedTrace(Trace):
 
     def _pass(self, n: int) -> Iterator[Records]:
         yield from self._copy.chunks(n)
-        if self._copy.digest != self._told["records"]:
+        if self._copy.crc32 != self._told["crc32"]:
             raise TraceError(
                 self._copy.path,
                 "",
@@ -178,7 +178,7 @@ def _told(note: Path) -> dict[str, Any] | None:
         if told["form"] != _FORM or Path(told["copy"]).name != told["copy"]:
             return None
         Summary(**told["summary"])
-        needed = ("size", "digest", "records", "kind", "mappings", "gpu_ids", "names")
+        needed = ("size", "digest", "crc32", "kind", "mappings", "gpu_ids", "names")
         whole = all(name in told for name in needed)
         return told if whole and max(*told["source"], told["made_ns"]) > 0 else None
     except (OSError, ValueError, TypeError, KeyError):
@@ -195,12 +195,14 @@ def _trusted(trace: Trace, told: dict[str, Any]) -> bool:
 def _make(trace: Trace, folder: Path, note: Path, seen: list[int]) -> dict[str, Any]:
     """Read the trace and keep it; the note is written last."""
     made_ns = time.time_ns()
+    trace.identify()
     # The file's own mappings, whatever the caller gave.
     mappings = type(trace)(trace.path, trace.nbytes, progress=trace.progress).mappings()
     waiting = folder / f"{note.stem}-{made_ns:x}.npy"
     try:
         write_records(waiting, trace.chunks())
         copy = NpyTrace(str(waiting), file_size(str(waiting)))
+        copy._read_through(identify=False)  # noqa: SLF001 - what lies on the disk
         told = {
             "form": _FORM,
             "path": trace.path,
@@ -208,7 +210,7 @@ def _make(trace: Trace, folder: Path, note: Path, seen: list[int]) -> dict[str, 
             "made_ns": made_ns,
             "copy": waiting.name,
             "size": copy.nbytes,
-            "records": copy.digest,
+            "crc32": copy.crc32,
             "digest": trace.digest,
             "kind": trace.kind,
             "summary": dataclasses.asdict(trace.summary),

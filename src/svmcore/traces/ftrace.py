@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from ._text import DEC, GAP, HEX, TEXT, LineForm
-from .base import Summary, register
+from .base import Records, Summary, register
+from .opening import Block
 from .perf_script import FAST_PAYLOAD, MIGRATED, PAYLOAD, TIME, CpuFaultTrace, FastForm, FaultParser
 
 __all__ = ["FtraceTrace"]
@@ -64,6 +65,10 @@ class _Parser(FaultParser):
 
     forms = (_FAST,)
     expected = _EXPECTED
+
+    def _fast(self, block: Block, kind: FastForm) -> Records | None:
+        # A tab ends the flags too, which the form does not know.
+        return None if b"\t" in block.data else super()._fast(block, kind)
 
     def line(self, text: bytes) -> bool:
         """One line."""

@@ -119,8 +119,12 @@ class MergedTrace(Trace):
         ]
         yield from cut(_merged(streams), n, summary)
         _add_up(summary, self.parts)
-        self._digest = _digest(self.parts)
         self._summary = summary
+
+    def identify(self) -> None:
+        """Have the digest of each file made beside the next full pass."""
+        for part in self.parts:
+            part.identify()
 
     def _codes(self) -> list[npt.NDArray[np.uint8]]:
         """For each file a table from its processors to those of all."""

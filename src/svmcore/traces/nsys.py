@@ -38,7 +38,7 @@ _GPUS = 64
 _NONE = -1
 #: Processes that are told apart for the note.
 _PROCESSES = 1024
-_COLUMNS = ("start", "end", "pid", "addr", "device", "count", "code", "cause", "src", "dst")
+_COLUMNS = ("start", "end", "addr", "device", "count", "code", "cause", "src", "dst")
 
 _Ints = npt.NDArray[np.int64]
 
@@ -202,7 +202,12 @@ class NsysTrace(SqliteTrace):
         for batch in database.batches(_query(tables)):
             summary.lines += len(batch)
             yield rows.records(batch)
-        rows.end()
+        processes = _processes(database, tables)
+        if len(processes) > 1:
+            summary.notes.append(
+                f"{len(processes)} processes: equal addresses of different processes are "
+                "taken for the same page"
+            )
 
     def _count_others(self, database: Database, tables: list[_Table], summary: Summary) -> None:
         """Rows that are no unified-memory events."""
@@ -228,10 +233,24 @@ class NsysTrace(SqliteTrace):
             )
 
 
+def _processes(database: Database, tables: list[_Table]) -> set[int]:
+    """The processes of all faults, up to some number of them."""
+    found: set[int] = set()
+    for table in tables:
+        if "globalPid" in table.needed:
+            query = f"SELECT DISTINCT globalPid FROM {table.name} LIMIT {_PROCESSES}"  # noqa: S608
+            found.update(pid for (pid,) in database.connection.execute(query))
+            number = "typeof(globalPid) <> 'integer' ORDER BY rowid LIMIT 1"
+            odd = f"SELECT rowid, globalPid FROM {table.name} WHERE {number}"  # noqa: S608
+            for row, pid in database.connection.execute(odd):
+                place = Places([table.name], [0], [row])[0]
+                database.refuse(place, f"pid {pid!r:.60}: expected an integer")
+    return found - {0}
+
+
 def _columns(table: _Table) -> dict[str, str]:
     """SQL of the common columns that a table has."""
-    pid = {"pid": "globalPid"} if "globalPid" in table.needed else {}
-    return {"start": "start"} | pid | table.columns
+    return {"start": "start"} | table.columns
 
 
 def _used(tables: list[_Table]) -> list[str]:
@@ -271,7 +290,6 @@ class _Rows:
         self.tables = [table.name for table in tables]
         self.used = _used(tables)
         self.summary = summary
-        self.processes: set[int] = set()
         #: Sizes of managed allocations, for frees that do not say theirs.
         self.live: dict[int, int] = {}
 
@@ -280,8 +298,9 @@ class _Rows:
         tables, rowids, *columns = zip(*batch, strict=True)
         places = Places(self.tables, tables, rowids)
         fields = dict(zip(self.used, columns, strict=True))
-        bare = np.array([addr is None for addr in fields["addr"]])
-        if bare.any():
+        bare = np.zeros(len(batch), bool)
+        if None in fields["addr"]:
+            bare = np.array([addr is None for addr in fields["addr"]])
             fields["addr"] = tuple(0 if addr is None else addr for addr in fields["addr"])
         row = {name: self.database.integers(fields[name], name, places) for name in self.used}
         of = np.array(tables)
@@ -294,8 +313,6 @@ class _Rows:
             if len(at):
                 fields_at = {key: value[at] for key, value in row.items()}
                 self._fill(name, _Part(out, fields_at, at, bare[at], places))
-        if "pid" in row and len(self.processes) < _PROCESSES:
-            self.processes |= set(row["pid"][row["pid"] != 0].tolist())
         check_records(out, self.path, places.__getitem__)
         return out
 
@@ -385,11 +402,3 @@ class _Rows:
     def _tell(self, counter: str, which: npt.NDArray[np.bool_]) -> None:
         if number := int(np.count_nonzero(which)):
             self.summary.add(counter, number)
-
-    def end(self) -> None:
-        """Notes several processes."""
-        if len(self.processes) > 1:
-            self.summary.notes.append(
-                f"{len(self.processes)} processes: equal addresses of different processes are "
-                "taken for the same page"
-            )

@@ -120,7 +120,7 @@ def file_size(path: str) -> int:
 class _Digest:
     """blake2b-128 of bytes as they pass; of a large file in a thread of its own.
 
-    Hashing costs as much as a fast reader does: beside it, it costs no time where a
+    Hashing costs more than a fast reader does: beside it, it costs no time where a
     second core is free. Invariant: at most ``_WAITING`` copies wait for the thread.
     """
 
@@ -155,13 +155,14 @@ class _Digest:
 
 
 class _Raw(io.RawIOBase):
-    """The first *size* bytes of a file, counted and hashed as they pass."""
+    """The first *size* bytes of a file, counted, checked and perhaps hashed as they pass."""
 
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str, size: int, *, identify: bool) -> None:
         self.path = path
         self.size = size
         self.position = 0
-        self.digest = _Digest(size)
+        self.crc32 = 0
+        self.digest = _Digest(size) if identify else None
         self.lock = threading.Lock()
         self.file = io.FileIO(path)
 
@@ -181,7 +182,9 @@ class _Raw(io.RawIOBase):
                 f"byte {self.position}",
                 f"the file shrank while it was read: expected {self.size} bytes",
             )
-        self.digest.update(view[:got])
+        self.crc32 = zlib.crc32(view[:got], self.crc32)
+        if self.digest is not None:
+            self.digest.update(view[:got])
         self.position += got
         return got
 
@@ -207,7 +210,8 @@ class _Raw(io.RawIOBase):
         return b"".join(parts)
 
     def close(self) -> None:
-        self.digest.close()
+        if self.digest is not None:
+            self.digest.close()
         self.file.close()
         super().close()
 
@@ -316,7 +320,8 @@ class Source:
     optional package is installed. Bytes appended after the size was taken are
     not read, so that two passes over a growing log see the same file.
 
-    Invariant: at the end of a pass every raw byte has gone through the digest.
+    Invariant: at the end of a pass every raw byte has gone through ``crc32``, which tells
+    whether two passes saw the same file, and through the digest where one is made.
 
     Parameters
     ----------
@@ -328,6 +333,8 @@ class Source:
         Called with the raw bytes read so far after each read.
     raw : bool, default False
         Give the bytes as stored, without decompression.
+    identify : bool, default False
+        Make the digest, which costs four times as much as ``crc32``.
 
     Raises
     ------
@@ -346,12 +353,13 @@ class Source:
         progress: Callable[[int], None] | None = None,
         *,
         raw: bool = False,
+        identify: bool = False,
     ) -> None:
         self.path = path
         self._progress = progress
         self._content = 0
         try:
-            self._raw = _Raw(path, size)
+            self._raw = _Raw(path, size, identify=identify)
         except OSError as error:
             raise os_failure(path, "", error, "a readable trace file") from error
         self._buffer = io.BufferedReader(self._raw, _RAW_BYTES)
@@ -457,7 +465,7 @@ class Source:
             )
 
     def _finish(self) -> None:
-        """Read the bytes after a compressed stream, for the digest."""
+        """Read the bytes after a compressed stream: they belong to the file."""
         while self._buffer.read(_RAW_BYTES):
             pass
 
@@ -482,7 +490,7 @@ class Source:
         """The content for readers that seek; from the beginning of a pass.
 
         Compressed content is laid into a temporary file. What is read here does
-        not count as passed: :meth:`pass_to` brings the digest along.
+        not count as passed: :meth:`pass_to` brings check and digest along.
         """
         if self._stream is self._buffer:
             yield RandomAccess(self.path, self._raw.size, self._raw.at)
@@ -504,14 +512,19 @@ class Source:
             raise os_failure(self.path, "", error, "room for the decompressed content") from error
 
     def pass_to(self, position: int) -> None:
-        """Let the raw bytes before *position* go through the digest."""
+        """Let the raw bytes before *position* go through check and digest."""
         with self._guarded():
             while self.position < position and self._buffer.read(_RAW_BYTES):
                 pass
 
-    def hexdigest(self) -> str:
-        """blake2b-128 of the raw bytes read so far, in hex."""
-        return self._raw.digest.hexdigest()
+    @property
+    def crc32(self) -> int:
+        """CRC-32 of the raw bytes read so far."""
+        return self._raw.crc32
+
+    def hexdigest(self) -> str | None:
+        """blake2b-128 of the raw bytes read so far, in hex; None where it is not made."""
+        return None if self._raw.digest is None else self._raw.digest.hexdigest()
 
     def close(self) -> None:
         """Close the file; further reads fail."""

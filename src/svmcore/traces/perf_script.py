@@ -185,7 +185,8 @@ class FaultParser(abc.ABC):
         rows, _ = kind.form.scan(block.data, 0, columns)
         if rows < block.lines:
             return None
-        if int((columns[0] & np.uint64(0xFFFFFFFF)).max()) > LONGEST_NAME:
+        names = columns[0] & np.uint64(0xFFFFFFFF)
+        if not 0 < int(names.min()) <= int(names.max()) <= LONGEST_NAME:
             return None
         seconds = columns[kind.seconds]
         times = _nanoseconds(block.data, columns[kind.fraction])

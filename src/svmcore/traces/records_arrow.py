@@ -118,14 +118,15 @@ class _ColumnsTrace(RecordsTrace):
         told = self._told()
         mappings = super(_ColumnsTrace, told)._find_mappings()
         self._kind = told.kind
-        if self._digest is None:
-            self._digest = told.digest
+        self._digest, self.crc32 = told._digest, told.crc32  # noqa: SLF001 - it is this file
         return mappings
 
     def _told(self) -> Self:
         """The same file, without the columns that tell neither kind nor mappings."""
         told = type(self)(self.path, self.nbytes, progress=self.progress, wanted=_TELLING)
-        told._digest = self._digest  # noqa: SLF001 - the bytes must be the same
+        # The bytes must be the same.
+        told._digest, told.crc32 = self._digest, self.crc32  # noqa: SLF001
+        told._identify = self._identify  # noqa: SLF001
         return told
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:
@@ -173,7 +174,7 @@ class _ColumnsTrace(RecordsTrace):
                 ) from error
         if note:
             summary.notes.append(note)
-        # Whatever lies between the parts that were read belongs to the digest.
+        # Whatever lies between the parts that were read belongs to the file.
         source.pass_to(self.nbytes)
 
     def _fields(self, pa: Any, schema: Any, summary: Summary) -> list[str]:

@@ -15,15 +15,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import CPU, RECORD, UNKNOWN, Access, Kind
-from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
+from ..records import RECORD, Access
+from ._objects import ABSENT, ObjectForm
 from .base import CHUNK, Records, Summary, Trace, TraceKind, check_records, register
-from .kfd_smi import MigrateValue
+from .kfd_rows import (
+    Agents,
+    KfdRows,
+    NotARecordError,
+    are_spans,
+    faults,
+    migrations,
+    or_else,
+    times,
+    unmaps,
+)
 from .opening import BLOCK_BYTES, LINE_LIMIT, Source
 
-__all__ = ["Agents", "KfdRows", "NotARecordError", "RocprofilerTrace"]
+__all__ = ["RocprofilerTrace"]
 
 _KEY = r'"(page_migration|kfd_[a-z_]{1,40}_(?:records|events)|agents)"'
 #: Arrays that are read: those of events, and that which tells what an agent is.
@@ -34,152 +45,31 @@ _LONGEST_KEY = 64
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _SPACE = re.compile(r"[\s,]*")
 _OLD, _AGENTS = "page_migration", "agents"
-_GPUS = 64
-_NO_AGENT = -1
-#: Agents that are kept; a node has a few.
-_MOST_AGENTS = 4096
-
 #: Note for a number of single events.
 SINGLE_NOTE = "single events, halves of the paired records, were not read: {:,}"
 
-_Row = tuple[int, int, int, int, int, int, int, int, int]
+#: Columns of an element of the new form that is read by compiled code.
+_FORM = ObjectForm(
+    {
+        b"start_timestamp": 0,
+        b"timestamp": 0,
+        b"end_timestamp": 1,
+        b"operation": 2,
+        b"agent_id": 3,
+        b"address": 4,
+        b"start_address": 5,
+        b"end_address": 6,
+        b"src_agent": 7,
+        b"dst_agent": 8,
+        b"error_code": 9,
+        b"trigger": 10,
+    },
+    wrapped=b"handle",
+)
+#: Elements that are read so at a time.
+_BATCH = 4096
 
-
-class NotARecordError(ValueError):
-    """Why an element is not a record."""
-
-
-class Agents:
-    """What the agents of a file are, as record codes.
-
-    Agents that the file describes keep their order among the GPUs. Of others,
-    node 0 and no agent are the CPU where pages move, as the driver's 0 is system
-    memory; every other becomes the next GPU.
-    """
-
-    def __init__(self) -> None:
-        self._codes: dict[int, int] = {}
-        self._gpus = 0
-
-    def describe(self, number: int, gpu: bool) -> None:
-        """Say what an agent is; the first word counts."""
-        if number not in self._codes and len(self._codes) < _MOST_AGENTS:
-            self._codes[number] = self._next() if gpu else CPU
-
-    def alias(self, number: int, other: int) -> None:
-        """Give an agent that is described another number."""
-        if other in self._codes and number not in self._codes:
-            self._codes[number] = self._codes[other]
-
-    def place(self, number: int) -> int:
-        """Where pages come from or go to."""
-        if number not in self._codes and number in (0, _NO_AGENT):
-            return CPU
-        return self.gpu(number)
-
-    def gpu(self, number: int) -> int:
-        """The agent of a fault, a queue or an unmap."""
-        if number == _NO_AGENT:
-            return UNKNOWN
-        code = self._codes.get(number)
-        if code is None:
-            code = self._codes[number] = self._next()
-        return code
-
-    def _next(self) -> int:
-        if self._gpus == _GPUS:
-            raise NotARecordError(f"more agents: expected at most {_GPUS} GPUs")
-        self._gpus += 1
-        return self._gpus
-
-
-class KfdRows:
-    """KFD events as rows of records, for every form in which the tools write them."""
-
-    def __init__(self, summary: Summary) -> None:
-        self.summary = summary
-        self.agents = Agents()
-        self.rows: list[_Row] = []
-
-    def span(self, begin: int, end: int) -> tuple[int, int]:
-        """Address and size of ``[begin, end)``; an end on a page's last byte is inclusive."""
-        if end & PAGE_MASK == PAGE_MASK:
-            self.summary.add("inclusive_ends")
-            end += 1
-        if not 0 <= begin < end <= ADDRESS_LIMIT:
-            raise NotARecordError(f"{begin:#x} to {end:#x}: expected an end behind the start")
-        return begin, end - begin
-
-    def times(self, begin: int, end: int) -> tuple[int, int]:
-        """Time and duration; 0 where the end is missing or earlier."""
-        if not 0 <= begin < ADDRESS_LIMIT or not 0 <= end < ADDRESS_LIMIT:
-            raise NotARecordError(f"time {begin} to {end}: expected 0 to 2**64 - 1")
-        if end and end < begin:
-            self.summary.add("clock_back")
-        return begin, max(end - begin, 0)
-
-    def migrate(
-        self,
-        when: tuple[int, int],
-        span: tuple[int, int],
-        ends: tuple[int, int],
-        trigger: int,
-        error: int | None,
-    ) -> None:
-        """A migration between two agents."""
-        value = MigrateValue(trigger, error).pack()
-        source, target = self.agents.place(ends[0]), self.agents.place(ends[1])
-        none = Access.UNKNOWN
-        self.rows.append((when[0], *span, when[1], value, Kind.MIGRATE, source, none, target))
-
-    def fault(
-        self,
-        when: tuple[int, int],
-        address: int,
-        agent: int,
-        access: Access,
-        migrated: bool | None,
-    ) -> None:
-        """A fault, and its end where it is known how it ended."""
-        if not 0 <= address < ADDRESS_LIMIT:
-            raise NotARecordError(f"address {address}: expected 0 to 2**64 - 1")
-        page, gpu = address & ~PAGE_MASK, self.agents.gpu(agent)
-        row = (page, PAGE_SIZE)
-        self.rows.append((when[0], *row, when[1], 0, Kind.FAULT, gpu, access, UNKNOWN))
-        if migrated is not None:
-            self._plain(Kind.FAULT_END, sum(when), row, int(migrated), gpu)
-
-    def queue(self, when: tuple[int, int], agent: int, trigger: int, put_off: bool) -> None:
-        """Queues that stopped and, where there is an end, ran again."""
-        gpu = self.agents.gpu(agent)
-        none = Access.UNKNOWN
-        self.rows.append((when[0], 0, 0, when[1], trigger, Kind.QUEUE_EVICT, gpu, none, UNKNOWN))
-        if when[1]:
-            self.restore(sum(when), agent, put_off)
-
-    def restore(self, t_ns: int, agent: int, put_off: bool) -> None:
-        """Queues that ran again."""
-        self.summary.add("rescheduled" if put_off else "restored")
-        gpu = self.agents.gpu(agent)
-        self._plain(Kind.QUEUE_RESTORE, t_ns, (0, 0), int(put_off), gpu)
-
-    def unmap(self, t_ns: int, span: tuple[int, int], agent: int, trigger: int) -> None:
-        """A span that GPU page tables lost."""
-        self._plain(Kind.UNMAP_GPU, t_ns, span, trigger, self.agents.gpu(agent))
-
-    def dropped(self, t_ns: int, count: int) -> None:
-        """Events that the driver lost."""
-        if not 0 <= count < 1 << 32:
-            raise NotARecordError(f"count {count}: expected 32 bits")
-        self._plain(Kind.DROPPED, t_ns, (0, 0), count, UNKNOWN)
-
-    def _plain(self, kind: Kind, t_ns: int, span: tuple[int, int], value: int, gpu: int) -> None:
-        self.rows.append((t_ns, *span, 0, value, kind, gpu, Access.UNKNOWN, UNKNOWN))
-
-    def take(self) -> Records:
-        """The rows so far as records."""
-        rows, self.rows = self.rows, []
-        return np.array(rows, RECORD)
+_Ints = npt.NDArray[np.int64]
 
 
 @register
@@ -228,6 +118,16 @@ class RocprofilerTrace(Trace):
         places: list[tuple[str, int]] = []
         back = 0
         for element in _Elements(self.path, source):
+            if isinstance(element, _Columns):
+                records = _add_columns(rows, element)
+                if records is not None:
+                    element.taken = True
+                    summary.lines += element.values.shape[1]
+                    back = summary.counts.get("clock_back", 0)
+                    if places:
+                        yield self._checked(rows.take(), places)
+                    yield records
+                continue
             if element.array == _AGENTS:
                 _describe(rows.agents, element.value)
                 continue
@@ -271,8 +171,19 @@ class _Element(NamedTuple):
         return f"{self.array}[{self.number}]"
 
 
+class _Columns:
+    """Some elements by columns of ``_FORM``; whoever reads them so says that they are taken."""
+
+    def __init__(self, array: str, values: _Ints) -> None:
+        self.array = array
+        self.values = values
+        self.taken = False
+
+
 class _Elements:
     """The elements of the arrays that are read, in order, in bounded memory.
+
+    Elements that are plain come as columns first, and again one by one where nobody took them.
 
     Invariant: text before ``at`` is done with; ``depth`` brackets are open before
     it, outside of the array that is read at the time.
@@ -283,6 +194,7 @@ class _Elements:
         self.source = source
         self.decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self.scan = json.JSONDecoder().raw_decode
+        self.values = np.empty((_FORM.columns, _BATCH), "<i8")
         self.text = ""
         self.at = 0
         self.done = 0
@@ -307,7 +219,7 @@ class _Elements:
     def _error(self, reason: str) -> TraceError:
         return TraceError(self.path, f"character {self.done + self.at}", reason)
 
-    def __iter__(self) -> Iterator[_Element]:
+    def __iter__(self) -> Iterator[_Element | _Columns]:
         numbers: dict[str, int] = {}
         found = False
         self._more()
@@ -325,8 +237,12 @@ class _Elements:
             found = found or match[1] != _AGENTS
             for value in self._array(match[1]):
                 number = numbers.get(match[1], 0)
-                numbers[match[1]] = number + 1
-                yield _Element(match[1], number, value)
+                if isinstance(value, _Columns):
+                    yield value
+                    numbers[match[1]] = number + value.taken * value.values.shape[1]
+                else:
+                    numbers[match[1]] = number + 1
+                    yield _Element(match[1], number, value)
         if self.depth or self.text[self.at :].strip():
             raise self._error("the file ends: expected whole JSON")
         if not found:
@@ -357,9 +273,26 @@ class _Elements:
         if self.depth < 0:
             raise self._error("a bracket closes that none opened: expected JSON")
 
+    def _columns(self, name: str) -> tuple[int, int]:
+        """Plain elements from here on into ``values``: how many, and the place behind them."""
+        if name in (_OLD, _AGENTS) or "queue" in name or "drop" in name:
+            return 0, self.at
+        return _FORM.scan(self.text, self.at, self.values)
+
     def _array(self, name: str) -> Iterator[Any]:
         """Values of the array that begins here."""
+        singly = 0
         while True:
+            if not singly:
+                count, behind = self._columns(name)
+                if count:
+                    columns = _Columns(name, self.values[:, :count])
+                    yield columns
+                    if columns.taken:
+                        self.at = behind
+                        continue
+                    singly = count
+            singly = max(0, singly - 1)
             space = _SPACE.match(self.text, self.at)
             self.at = space.end() if space else self.at
             if self.text.startswith("]", self.at):
@@ -466,6 +399,48 @@ def _add(rows: KfdRows, element: _Element) -> bool:
     else:
         return False
     return True
+
+
+def _add_columns(rows: KfdRows, given: _Columns) -> Records | None:
+    """Records of elements as :func:`_add` makes them; None, and no change, where one is odd."""
+    name, agents = given.array, rows.agents
+    begin, end, operation, agent, address, start, stop, source, target, error, other = given.values
+    when = times(begin, or_else(end, 0))
+    if when is None:
+        return None
+    if name.endswith("_events") and "unmap" not in name and "drop" not in name:
+        if when.back:
+            return None
+        rows.summary.add("single_events", len(begin))
+        rows.summary.unknown += len(begin)
+        return np.zeros(0, RECORD)
+    if "migrate" in name:
+        both = np.concatenate([source, target])
+        if both.min() == ABSENT or not agents.have_room(both) or not _are_triggers(operation):
+            return None
+        if not are_spans(start, stop).all():
+            return None
+        ends = source, target
+        return migrations(rows, when, (start, stop), ends, operation, or_else(error, 0))
+    if agent.min() == ABSENT or not agents.have_room(agent):
+        return None
+    if "fault" in name:
+        if int(operation.min()) < 0 or int(operation.max()) > 3 or int(address.min()) < 0:
+            return None
+        access = np.where(operation & 2, int(Access.WRITE), int(Access.READ)).astype("u1")
+        return faults(rows, when, address, agent, access, (1 - (operation & 1)).astype("i1"))
+    if "unmap" in name:
+        operation = or_else(operation, 0)
+        if other.max() != ABSENT or not _are_triggers(operation):
+            return None
+        if not are_spans(start, stop).all():
+            return None
+        return unmaps(rows, when, (start, stop), agent, operation)
+    return None
+
+
+def _are_triggers(values: _Ints) -> bool:
+    return int(values.min()) >= 0 and int(values.max()) < 256
 
 
 def _add_old(rows: KfdRows, table: dict[str, Any], when: tuple[int, int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -116,10 +117,12 @@ class Database:
         TraceError
             At the first that is none.
         """
-        if set(map(type, values)) - {int}:
+        try:
+            # It takes integers alone, and looks at each once.
+            return np.frombuffer(array("q", values), np.int64)
+        except TypeError:
             at = next(i for i, value in enumerate(values) if type(value) is not int)
             self.refuse(places[at], f"{what} {values[at]!r:.60}: expected an integer")
-        return np.array(values, np.int64)
 
     def refuse(self, place: str, reason: str) -> NoReturn:
         """Raise the error of one row."""

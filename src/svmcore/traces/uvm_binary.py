@@ -16,16 +16,16 @@ from ..errors import TraceError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
 from .base import Mapping, Records, Summary, Trace, TraceKind, register, shown
-from .fixed import Entries, decoded
+from .fixed import LAST_FIELDS, Entries, decoded, last_fields
 from .mappings import named_and_touched
 from .opening import Source
 
 __all__ = ["UvmBinaryTrace"]
 
 _FAULT, _PREFETCH, _EVICT, _RANGE = range(4)
-_KINDS = np.array([Kind.FAULT, Kind.MIGRATE, Kind.EVICT, Kind.MAP], "u1")
+_KINDS = (Kind.FAULT, Kind.MIGRATE, Kind.EVICT, Kind.MAP)
 #: Access types of the fault buffer.
-_ACCESS = np.array([Access.PREFETCH, Access.READ, Access.WRITE, Access.ATOMIC, Access.ATOMIC], "u1")
+_ACCESS = (Access.PREFETCH, Access.READ, Access.WRITE, Access.ATOMIC, Access.ATOMIC)
 #: The fields of mode 0 that are read; engines, clients and the rest stand between them.
 _ENTRY = np.dtype(
     {
@@ -39,6 +39,21 @@ _WORD = np.dtype([("word", "<u8")])
 _TYPE_SHIFT = np.uint64(56)
 _ADDRESS = np.uint64((1 << 56) - 1)
 _TIMES = 1 << 63
+#: The last fields of a record by the type and the access of its entry, 256 of each.
+_LAST = np.array(
+    [
+        last_fields(
+            kind=_KINDS[min(kind, _RANGE)],
+            proc=CPU if kind == _PREFETCH else UNKNOWN,
+            access=_ACCESS[code] if kind == _FAULT and code < len(_ACCESS) else Access.UNKNOWN,
+            peer=UNKNOWN,
+        )
+        for kind in range(256)
+        for code in range(256)
+    ]
+)
+#: An access that says nothing, in words that have none.
+_NO_ACCESS = np.uint16(255)
 
 _Words = npt.NDArray[np.uint64]
 
@@ -120,49 +135,58 @@ class _Decoder:
 
     def feed(self, entries: Entries, first: int) -> Records:
         """Records of entries."""
-        types = entries["type"]
+        types = np.ascontiguousarray(entries["type"])
+        access = np.ascontiguousarray(entries["access"])
+        time = np.ascontiguousarray(entries["time"])
         faults = types == _FAULT
-        self._check(faults & (entries["access"] >= len(_ACCESS)), first, "access of 0 to 4")
-        self._check(faults & (entries["time"] >= _TIMES), first, "time below 2**63 ns")
-        last = np.maximum.accumulate(np.where(faults, np.arange(len(entries)), -1))
-        times = np.where(last >= 0, entries["time"][np.maximum(last, 0)], np.uint64(self.t_ns))
+        numbers = range(first, first + len(entries))
+        self._check(faults & (access >= len(_ACCESS)), numbers, "an access of 0 to 4")
+        # Negative where it is too large.
+        self._check(faults & (time.view("<i8") < 0), numbers, "a time below 2**63 ns")
+        times = time
+        if not faults.all():
+            last = np.maximum.accumulate(np.where(faults, np.arange(len(entries)), -1))
+            times = np.where(last >= 0, time[last], np.uint64(self.t_ns))
         self.t_ns = int(times[-1])
-        access = np.where(faults, _ACCESS[entries["access"] % len(_ACCESS)], Access.UNKNOWN)
-        return self._records(types, entries["addr"], entries["time"], times, access, first)
+        codes = types.astype("<u2") << np.uint16(8) | access
+        return self._records(codes, np.ascontiguousarray(entries["addr"]), time, times, numbers)
 
     def _records(
-        self,
-        types: npt.NDArray[Any],
-        addr: _Words,
-        length: _Words,
-        times: npt.NDArray[Any],
-        access: npt.NDArray[Any],
-        first: int,
+        self, codes: npt.NDArray[np.uint16], addr: _Words, length: _Words, times: Any, numbers: Any
     ) -> Records:
-        """Records of what is known; a range has its own length, all else one page."""
+        """Records of what is known; a range has its own length, all else one page.
+
+        *codes* are types, times 256, and accesses; *numbers* those of the entries.
+        """
+        out = np.empty(len(codes), RECORD)
+        plain = out.view(LAST_FIELDS)
+        plain["t_ns"], plain["dur_ns"], plain["size"] = times, 0, PAGE_SIZE
+        plain["addr"] = addr & np.uint64(ADDRESS_LIMIT - 1 - PAGE_MASK)
+        plain["last"] = _LAST[codes]
+        self.summary.read += len(codes)
+        types = codes >> np.uint16(8)
+        if not len(types) or int(types.max()) < _RANGE:
+            return out
         ranges = types == _RANGE
-        page = addr & np.uint64(ADDRESS_LIMIT - 1 - PAGE_MASK)
-        out = np.zeros(len(types), RECORD)
-        out["t_ns"], out["access"] = times, access
-        out["addr"] = np.where(ranges, addr, page)
-        out["size"] = np.where(ranges, length, PAGE_SIZE)
-        wrong = (out["size"] == 0) | (out["addr"] + (out["size"] - np.uint64(1)) < out["addr"])
-        self._check(wrong, first, "range of 1 byte or more with an end of at most 2**64")
-        out["kind"] = _KINDS[np.minimum(types, _RANGE)]
-        out["proc"] = np.where(types == _PREFETCH, CPU, UNKNOWN)
-        out["peer"] = UNKNOWN
+        start, size = addr[ranges], length[ranges]
+        wrong = np.zeros(len(codes), bool)
+        wrong[ranges] = (size == 0) | (start + (size - np.uint64(1)) < start)
+        self._check(wrong, numbers, "a range of 1 byte or more with an end of at most 2**64")
+        plain["addr"][ranges], plain["size"][ranges] = start, size
         known = types <= _RANGE
-        strange = len(types) - int(np.count_nonzero(known))
+        strange = len(codes) - int(np.count_nonzero(known))
+        if not strange:
+            return out
         self.summary.unknown += strange
-        self.summary.read += len(types) - strange
+        self.summary.read -= strange
         return out[known]
 
-    def _check(self, wrong: npt.NDArray[np.bool_], first: int, expected: str) -> None:
+    def _check(self, wrong: npt.NDArray[np.bool_], numbers: Any, expected: str) -> None:
         if wrong.any():
             raise TraceError(
                 self.path,
-                f"entry {first + int(np.argmax(wrong))}",
-                f"is none: expected a {expected} (little-endian)",
+                f"entry {numbers[int(np.argmax(wrong))]}",
+                f"is none: expected {expected} (little-endian)",
             )
 
     def end(self) -> None:
@@ -180,34 +204,34 @@ class _WordDecoder(_Decoder):
     def feed(self, entries: Entries, first: int) -> Records:
         """Records of words."""
         words = np.ascontiguousarray(entries["word"])
-        begins = np.ones(len(words), bool)
-        length = np.zeros(len(words), "<u8")
-        found: list[Records] = []
         if self.open is not None:
-            begins[0] = False
-            one = np.array([self.open], "<u8"), words[:1]
-            found.append(self._of(*one, first - 1))
-            self.summary.read += 1  # the word of the length
+            words = np.concatenate([np.array([self.open], "<u8"), words])
+            first -= 1
             self.open = None
-        for at in np.flatnonzero(words >> _TYPE_SHIFT == _RANGE).tolist():
-            if not begins[at]:
-                continue
-            if at + 1 == len(words):
-                begins[at] = False
-                self.open = int(words[at])
-            else:
-                begins[at + 1] = False
-                length[at] = words[at + 1]
-                self.summary.read += 1
-        found.append(self._of(words[begins], length[begins], first))
-        return np.concatenate(found)
-
-    def _of(self, words: _Words, length: _Words, first: int) -> Records:
-        count = len(words)
-        access = np.full(count, Access.UNKNOWN)
-        times = np.zeros(count, "<u8")
         types = words >> _TYPE_SHIFT
-        return self._records(types, words & _ADDRESS, length, times, access, first)
+        begins = np.flatnonzero(types == _RANGE)
+        if not len(begins):
+            return self._words(words, types, words, range(first, first + len(words)))
+        begun = np.ones(len(words), bool)
+        for at in begins.tolist():
+            # A length may look like the beginning of a range.
+            if begun[at] and at + 1 < len(words):
+                begun[at + 1] = False
+            elif begun[at]:
+                begun[at] = False
+                self.open = int(words[at])
+        self.summary.read += int(np.count_nonzero(~begun)) - (self.open is not None)
+        # The word behind each; of ranges it is the length.
+        length = np.append(words[1:], np.uint64(0))
+        numbers = np.flatnonzero(begun) + first
+        return self._words(words[begun], types[begun], length[begun], numbers)
+
+    def _words(self, words: _Words, types: _Words, length: _Words, numbers: Any) -> Records:
+        codes = types.astype("<u2") << np.uint16(8) | _NO_ACCESS
+        # Nothing else tells words of the other byte order.
+        odd = (types < _RANGE) & (words & np.uint64(PAGE_MASK) != 0)
+        self._check(odd, numbers, "the address of a page")
+        return self._records(codes, words & _ADDRESS, length, 0, numbers)
 
     def end(self) -> None:
         """A range without a length was cut off."""
