@@ -20,6 +20,7 @@ from .conformance import conformance
 from .convert import convert
 from .demo import demo
 from .diff import diff
+from .explain import explain
 from .inspect import inspect
 from .replay import replay
 from .stacks import stacks
@@ -43,6 +44,7 @@ def svmcore() -> None:
 for _command in (
     replay,
     compare,
+    explain,
     inspect,
     convert,
     diff,

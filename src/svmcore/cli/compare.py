@@ -106,4 +106,4 @@ def compare(
     if as_json:
         emit_json({"svmcore": __version__, **found.to_dict()})
     else:
-        show(ranking(found.plans, found.first_difference))
+        show(ranking(found))

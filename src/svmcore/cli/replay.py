@@ -44,7 +44,16 @@ from .common import (
 from .events import events_form, write_events
 from .out import check_folder, write_folder
 
-__all__ = ["machine_of", "model_options", "policy_of", "replay", "space_of"]
+__all__ = [
+    "given",
+    "machine_of",
+    "model_options",
+    "plan_option",
+    "planned",
+    "policy_of",
+    "replay",
+    "space_of",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: What the replay says of a fatal record where it is strict, and of a processor it does not know.
@@ -145,15 +154,18 @@ def model_options(function: _F) -> _F:
     return function
 
 
+plan_option = click.option(
+    "plan_path", "--plan", metavar="PLAN.toml", help="A hint plan: advice, settings, capacity."
+)
+
+
 @click.command(short_help="Replay a trace through a policy on a machine.")
 @click.argument("trace")
 @model_options
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )
-@click.option(
-    "plan_path", "--plan", metavar="PLAN.toml", help="A hint plan: advice, settings, capacity."
-)
+@plan_option
 @click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
@@ -237,17 +249,17 @@ def replay(
     else:
         node, rules, saved = saved_settings(resume)
         # What the command line says must be what the file says: the replay compares them.
-        if _given(context, "machine"):
+        if given(context, "machine"):
             node = machine_of(machine)
-        if _given(context, "policy", "settings"):
-            base = policy if _given(context, "policy") else rules
+        if given(context, "policy", "settings"):
+            base = policy if given(context, "policy") else rules
             rules = policy_of(base, settings)
-        by = by if _given(context, "by") else saved["by"]
+        by = by if given(context, "by") else saved["by"]
         raw_faults = raw_faults or saved["raw_faults"]
     if plan is None:
         space = space_of(node, rules)
     else:
-        space = _planned(context, plan, node, policy, settings)
+        space = planned(context, plan, node, policy, settings)
         node, rules = space.machine, space.policy
     try:
         processor_code_of(by, space)
@@ -329,7 +341,7 @@ def replay(
         emit_json(table)
 
 
-def _given(context: click.Context, *names: str) -> bool:
+def given(context: click.Context, *names: str) -> bool:
     """Whether the command line names one of these parameters."""
     default = click.core.ParameterSource.DEFAULT
     return any(context.get_parameter_source(name) != default for name in names)
@@ -387,18 +399,18 @@ def _stopped_in_order(place: Path | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _planned(
+def planned(
     context: click.Context, plan: Plan, machine: Machine, policy: str, settings: tuple[str, ...]
 ) -> Space:
     """The space of a plan; what the command line says itself counts more."""
     own = dataclasses.replace(
         plan,
-        policy=None if _given(context, "policy") else plan.policy,
-        machine=None if _given(context, "machine") else plan.machine,
+        policy=None if given(context, "policy") else plan.policy,
+        machine=None if given(context, "machine") else plan.machine,
     )
     rules = policy_of(own.policy or policy, settings)
-    given = {setting.partition("=")[0].strip() for setting in settings}
-    kept = {key: value for key, value in plan.settings.items() if key not in given}
+    own_keys = {setting.partition("=")[0].strip() for setting in settings}
+    kept = {key: value for key, value in plan.settings.items() if key not in own_keys}
     return dataclasses.replace(own, policy=None, settings=kept).space(rules, machine)
 
 
