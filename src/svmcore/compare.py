@@ -166,6 +166,7 @@ def compare(
     mappings = source.mappings()
     for plan in wanted:
         plan.schedule(mappings, fresh(plan).machine)
+        plan.check_clock(source)
     two = len(wanted) == 2
     results = []
     for plan in wanted:

@@ -182,6 +182,8 @@ def replay(
     opened = now()
     mappings = source.mappings()
     schedule = None if plan is None else plan.schedule(mappings, space.machine)
+    if plan is not None:
+        plan.check_clock(source)
     found = now()
     if resume is None:
         # Objects may have mapped memory already: only what is missing is added.

@@ -43,6 +43,7 @@ from .common import (
 )
 from .events import events_form, write_events
 from .out import check_folder, write_folder
+from .policy_file import policy_from_file
 
 __all__ = [
     "given",
@@ -80,14 +81,14 @@ def machine_of(name: str) -> Machine:
 
 
 def policy_of(name: str | Policy, settings: tuple[str, ...]) -> Policy:
-    """A policy by its name and ``key=value`` settings; the last one of a key counts.
+    """A policy by its name or file, and ``key=value`` settings; the last one of a key counts.
 
     Raises
     ------
     InvalidArgumentError
         If the policy, a key or a value is not known; the known ones are listed.
     """
-    policy = make_policy(name)
+    policy = (policy_from_file(name) if isinstance(name, str) else None) or make_policy(name)
     known = policy.settings()
     values: dict[str, Any] = {}
     for setting in settings:
@@ -147,7 +148,10 @@ def model_options(function: _F) -> _F:
             help="A preset's name or a TOML file.",
         ),
         click.option(
-            "--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...)."
+            "--policy",
+            default="kfd",
+            show_default=True,
+            help="A name, kfd or kfd(kernel=6.12, ...), or a policy of your own, file.py:Class.",
         ),
     ):
         function = option(function)
@@ -247,6 +251,8 @@ def replay(
     if resume is None:
         node, rules = machine_of(machine), policy_of(policy, settings)
     else:
+        if given(context, "policy"):
+            policy_of(policy, ())  # one in a file is known by its name from then on
         node, rules, saved = saved_settings(resume)
         # What the command line says must be what the file says: the replay compares them.
         if given(context, "machine"):

@@ -1796,9 +1796,11 @@ cdef class PagedProcess(Process):
 
     def find(self, page):
         """The row of :meth:`ranges` that holds *page*, ``None`` without one."""
-        for row in self.ranges(page, page):
-            return row
-        return None
+        cdef range_entry_t v, a
+        if vma_at(self.t, page, &v) == 0:
+            return None
+        ranges_find(self.t.advice, page, &a)
+        return self.ranges(max(v.first, a.first), page)[0]
 
     def where(self, page):
         """Where one page is: -1 nowhere yet, 0 system memory, 1 + i GPU i."""
