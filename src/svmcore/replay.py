@@ -356,6 +356,8 @@ class _Run:
         )
 
     def add(self, records: npt.NDArray[np.void]) -> None:
+        if not len(records):  # stopped where a piece begins
+            return
         started = time.perf_counter()
         if not self.timed:
             # The first touch sets the clock: batch marks and mappings may carry no time.

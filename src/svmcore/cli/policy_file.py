@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InvalidArgumentError
 from ..policies.base import Policy, make_policy, parse_spec, policy_names, register
+from ..policies.paged import Paged
 
 __all__ = ["policy_from_file"]
 
@@ -80,6 +81,8 @@ def _class(path: str, name: str | None) -> type[Policy]:
         raise InvalidArgumentError(
             f"{where}: {name} is not a policy, expected {listed}, a frozen dataclass"
         )
+    if issubclass(cls, Paged) and cls.service is Paged.service:
+        raise InvalidArgumentError(f"{where}: {name} is not a policy, expected a method service")
     return cls if "name" in vars(cls) else register(name)(cls)
 
 

@@ -54,8 +54,9 @@ def answer_report(answer: Answer) -> list[str]:
     if answer.changes:
         rows += _column("before", (change.text for change in answer.changes))
     if answer.touched_by:
-        numbers = ", ".join(f"{number:,}" for number in answer.touched_by)
-        rows.append(("touched", f"again by record {numbers}: see each with --record"))
+        numbers = ", ".join(map(str, answer.touched_by))
+        word = "record" if len(answer.touched_by) == 1 else "records"
+        rows.append(("touched", f"again by {word} {numbers}: see each with --record"))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}".rstrip() for name, text in rows]
     return [_title(answer), "", *lines]
