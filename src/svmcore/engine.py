@@ -1223,7 +1223,8 @@ class Space:
             return "protection", "The mapping does not allow it: fatal.", None, None
         where = self.process.where(page)
         if where <= 0:
-            return "system memory", "The page is in system memory: no driver fault.", None, None
+            place = "is in" if where == 0 else "is made in"
+            return "system memory", f"The page {place} system memory: no driver fault.", None, None
         if self.machine.gpus[where - 1].coherent:
             return "coherent", "The CPU reads this GPU's memory in place.", None, None
         row = self.process.find(page)

@@ -113,8 +113,9 @@ class Answer:
         Modelled time before, and what the record took.
     costs : dict
         Its parts: ``faults``, ``transfers``, ``unmapping``, ``mapping``, ``evicting``,
-        ``remote``, ``computing``, ``waiting and copies``, those of 0 left out. What was paid
-        while something longer was waited for counts with the waiting.
+        ``remote``, ``computing``, and the rest: ``waiting``, or ``waiting and copies`` where
+        pages were copied for reading. Those of 0 are left out. What was paid while something
+        longer was waited for counts with the waiting.
     touched_by : list of int
         Where only an address was asked for: the next records that touch it.
     """
@@ -310,6 +311,7 @@ class _Witness(Watch):
         self.present: list[Answer] = []
         self.advice = _Given(naming)
         self.counted: dict[str, int] = {}
+        self.copies = 0
 
     def cut(self, number: int) -> int | None:
         bounds = (n + past for n in self.targets for past in (0, 1))
@@ -322,6 +324,7 @@ class _Witness(Watch):
         pages = self.asked[number] or [self._page(record)]
         self.present = [self._answer(number, record, addr) for addr in dict.fromkeys(pages)]
         self.counted = self._probe(records)
+        self.copies = self.space.process.totals()["duplicated_pages"]
         self.space.process.begin(self.space.process.now)
 
     def after(
@@ -418,7 +421,8 @@ class _Witness(Watch):
         if abs(rest) <= times.get("remote_access_ns", 0):
             parts["remote"] += rest
             rest = 0
-        parts["waiting and copies"] = rest
+        copied = self.space.process.totals()["duplicated_pages"] > self.copies
+        parts["waiting and copies" if copied else "waiting"] = rest
         return {part: ns for part, ns in parts.items() if ns}
 
 

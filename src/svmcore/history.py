@@ -234,7 +234,9 @@ class _Fine(Watch):
 
     def hinted(self, number: int, hint: Due, outcomes: npt.NDArray[np.void]) -> None:
         self.touched = False
-        self._tell(number, "hint", f"{hint.place}, {hint.hint.advice},", hint.place)
+        self._tell(
+            number, "hint", f"{hint.place}, {hint.hint.advice} before record {number},", hint.place
+        )
 
     def _tell(self, number: int, kind: str, what: str, hint: str | None) -> None:
         effects = self.space.process.finish()

@@ -128,6 +128,9 @@ def _usage(error: click.UsageError) -> str:
     ):
         return f"{message}: expected one of {', '.join(sorted(group.commands))}"
     usage = error.ctx.get_usage().removeprefix("Usage: ")
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        name = f"{error.param.opts[0]} {error.param.metavar or 'VALUE'}"
+        usage = usage.replace("[OPTIONS]", f"[OPTIONS] {name}")
     return f"{message}: expected {usage}"
 
 

@@ -9,9 +9,11 @@ import click
 from .. import __version__
 from ..errors import InvalidArgumentError, SvmError, TraceError
 from ..explain import explain as run_explain
+from ..history import touches
 from ..plans import Plan, load_plan
+from ..records import Kind
 from ..report.explain import answer_report
-from ..traces import Trace
+from ..traces import Mapping, Trace
 from .common import (
     cache_option,
     emit_json,
@@ -46,7 +48,8 @@ _OFFSET = re.compile(r"(.*)\+(0[xX][0-9a-fA-F]+|\d+)")
     metavar="ADDR",
     multiple=True,
     help="The first record that touches this address, or with --record the page of it to "
-    "explain: 0x7f0000000000, or a buffer's name, or NAME+OFFSET in bytes; may be repeated.",
+    "explain: 0x7f0000000000, or NAME+OFFSET in a buffer, or NAME for the first address of it "
+    "that is touched; may be repeated.",
 )
 @plan_option
 @model_options
@@ -130,24 +133,35 @@ def explain(
 
 
 def _address(place: str, source: Trace) -> int:
-    """The address that ``--at`` means."""
+    """The address that ``--at`` means; of a buffer alone, the first one that is touched."""
     try:
         return int(place, 0)
     except ValueError:
         pass
     mappings = source.mappings()
     found = _OFFSET.fullmatch(place)
-    tries = [(place, 0), *([(found[1], int(found[2], 0))] if found else [])]
-    for name, offset in tries:
-        for mapping in mappings:
-            if mapping.name == name:
-                if offset >= mapping.size:
-                    raise InvalidArgumentError(
-                        f"--at {place}: expected an offset below {mapping.size}, the buffer's size"
-                    )
-                return mapping.start + offset
+    by_name = {mapping.name: mapping for mapping in reversed(mappings)}
+    if place in by_name:
+        return _first_touch(by_name[place], source)
+    if found is not None and found[1] in by_name:
+        mapping, offset = by_name[found[1]], int(found[2], 0)
+        if offset >= mapping.size:
+            raise InvalidArgumentError(
+                f"--at {place}: expected an offset below {mapping.size}, the buffer's size"
+            )
+        return mapping.start + offset
     names = ", ".join(printable(m.name) for m in mappings[:8])
     more = f" and {len(mappings) - 8} more" if len(mappings) > 8 else ""
     raise InvalidArgumentError(
         f"--at {place}: expected an address, 0x7f0000000000, or a buffer, one of {names}{more}"
     )
+
+
+def _first_touch(mapping: Mapping, source: Trace) -> int:
+    """The first address of a buffer that a record touches; its start where none does."""
+    for records in source.chunks():
+        hit = touches(records, mapping.start, mapping.start + mapping.size)
+        hit &= records["kind"] <= Kind.FAULT
+        if hit.any():
+            return max(mapping.start, int(records["addr"][hit.argmax()]))
+    return mapping.start

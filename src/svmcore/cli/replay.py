@@ -145,13 +145,14 @@ def model_options(function: _F) -> _F:
             "--machine",
             default="gpu-80g",
             show_default=True,
-            help="A preset's name or a TOML file.",
+            help="A preset's name or a TOML file; an unknown name lists the presets.",
         ),
         click.option(
             "--policy",
             default="kfd",
             show_default=True,
-            help="A name, kfd or kfd(kernel=6.12, ...), or a policy of your own, file.py:Class.",
+            help="A name, kfd or kfd(kernel=6.12, ...), or a policy of your own, file.py:Class; an "
+            "unknown name lists them.",
         ),
     ):
         function = option(function)
