@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from .errors import AddressError, InvalidArgumentError, NotSupportedError, error
 from .history import EVICTIONS, Change, Naming, page_changes, records_effects, touches
 from .machine import Costs, Machine
 from .plans import Due, Plan
-from .policies.base import Policy
+from .policies.base import Policy, make_policy
 from .policies.outcome import Outcome
 from .records import UNKNOWN, Kind, processor_name
 from .replay import Watch, processor_code_of, replay
@@ -232,7 +231,7 @@ def explain(
     def fresh() -> Space:
         if plan is not None:
             return plan.space(policy, machine, settings)
-        return Plan("").space(policy, machine, settings)
+        return Space(machine, policy=make_policy(policy, **(settings or {})))
 
     naming = Naming(source.mappings(), by)
     asked, later = _asked(source, records, at)
@@ -396,7 +395,7 @@ class _Witness(Watch):
                 clone = self.space.clone()
             except NotSupportedError:
                 return {}
-            more: dict[str, Any] = {name: int(getattr(costs, name)) + 1}
+            more: dict[str, Any] = {name: getattr(costs, name) + 1}
             clone.process.set_costs(dataclasses.replace(costs, **more))
             self.play(clone.process, records, out)
             ends[name] = int(out["t_ns"][0])
@@ -406,7 +405,7 @@ class _Witness(Watch):
         costs = self.space.machine.costs
         times = {name: max(0, end - ended) for name, end in self.counted.items()}
         parts = {
-            part: sum(times.get(name, 0) * int(getattr(costs, name)) for name in names)
+            part: int(sum(times.get(name, 0) * getattr(costs, name) for name in names))
             for part, names in _PARTS.items()
         }
         if not self.counted:

@@ -26,8 +26,6 @@ EVICTIONS = ("ttm_evict", "eviction")
 #: Records that are looked at together, and pieces of so many that are taken one by one.
 _CHUNK, _MOST = 512, 64
 _VERBS = {Access.READ: "read", Access.WRITE: "write", Access.ATOMIC: "atomic access"}
-_COPIES = "copies"
-
 _State = tuple[str, tuple[int, ...]]
 
 
@@ -72,9 +70,8 @@ class Naming(NamedTuple):
 
     def place(self, addr: int) -> str:
         """An address with the buffer that holds it."""
-        held = (b for b in self.buffers if b.start <= addr < b.start + b.size)
-        found = next(held, None)
-        return f"{addr:#x}" if found is None else f"{addr:#x} ({found.name})"
+        name = self.buffer(addr)
+        return f"{addr:#x}" if name is None else f"{addr:#x} ({name})"
 
     def buffer(self, addr: int) -> str | None:
         """The buffer that holds an address."""
@@ -172,7 +169,7 @@ class _Coarse(Watch):
         self.state: _State = ("", ())
         # Copies come and go without a move: any touch near the page may have changed them.
         low = page >> 9 << 9
-        copied = hasattr(space.process, _COPIES)
+        copied = hasattr(space.process, "copies")
         self.near = (low << PAGE_SHIFT, (low + 512) << PAGE_SHIFT) if copied else None
 
     def cut(self, number: int) -> int:
