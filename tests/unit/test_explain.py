@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import svmcore
-from svmcore import Gpu, Machine, Space
+from svmcore import Gpu, Machine, Space, history
 from svmcore.compare import compare
 from svmcore.errors import AddressError, InvalidArgumentError
 from svmcore.explain import explain
@@ -126,7 +126,7 @@ def test_it_says_what_a_plain_replay_does(tmp_path, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_changes_of_a_page_are_those_that_polling_sees(tmp_path, policy):
+def test_the_changes_of_a_page_are_those_that_polling_sees(tmp_path, policy, monkeypatch):
     rows = mixed(11)
     source = trace(tmp_path, rows, blocks=8)
     for page in (3, 700, 2100):
@@ -139,11 +139,13 @@ def test_the_changes_of_a_page_are_those_that_polling_sees(tmp_path, policy):
             if now != seen:
                 polled.append((stop - 1, seen, now))
                 seen = now
-        found = page_changes(source, lambda: Space(TINY, policy=policy), number, 121)
-        moved = [(c.record, c.before, c.after) for c in found if c.before != c.after]
-        assert moved == polled
-        for change in found:
-            assert change.text.startswith(f"record {change.record}, ")
+        for chunk in (7, 512):
+            monkeypatch.setattr(history, "_CHUNK", chunk)
+            found = page_changes(source, lambda: Space(TINY, policy=policy), number, 121)
+            moved = [(c.record, c.before, c.after) for c in found if c.before != c.after]
+            assert moved == polled
+            for change in found:
+                assert change.text.startswith(f"record {change.record}, ")
 
 
 def test_an_eviction_names_the_victim_and_who_used_it_last(tmp_path):
