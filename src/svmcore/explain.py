@@ -266,8 +266,8 @@ def _asked(
             record = chunk[number - begin : number - begin + 1]
             if int(record["kind"][0]) > Kind.PREFETCH:
                 raise InvalidArgumentError(
-                    f"{source.path}: record {number} is a recorded {_kind(record[0])}: it is not "
-                    "replayed, expected a touch, a mapping, advice or a prefetch"
+                    f"{source.path}: record {number} is a recorded {_kind(record[0])}: expected a "
+                    f"record that is replayed{_next_replayed(source, number)}"
                 )
             asked[number] = [a for a in at if touches(record, a, a + 1)[0]]
             del wanted[number]
@@ -295,6 +295,18 @@ def _asked(
             asked.setdefault(first, []).append(addr)
             later[first, addr >> PAGE_SHIFT << PAGE_SHIFT] = more[:_TOUCHES]
     return asked, later
+
+
+def _next_replayed(source: Trace, number: int) -> str:
+    """Which record after one is replayed, for a message."""
+    begin = 0
+    for chunk in source.chunks():
+        after = np.flatnonzero(chunk["kind"] <= Kind.PREFETCH)
+        after = after[after + begin > number]
+        if len(after):
+            return f", the next is {begin + int(after[0])}"
+        begin += len(chunk)
+    return ""
 
 
 def _kind(record: np.void) -> str:

@@ -208,12 +208,12 @@ def test_fault_traces_keep_their_own_time(tmp_path):
 
 
 def test_questions_that_have_no_answer(tmp_path):
-    source = trace(tmp_path, touch(0), touch(1, kind=Kind.EVICT))
+    source = trace(tmp_path, touch(0), touch(1, kind=Kind.EVICT), touch(2))
     for error, match, asked in (
         (InvalidArgumentError, "expected a record or an address", {}),
-        (InvalidArgumentError, "record 9: expected 0 to 2", {"records": [9]}),
+        (InvalidArgumentError, "record 9: expected 0 to 3", {"records": [9]}),
         (InvalidArgumentError, "record -1", {"records": [-1]}),
-        (InvalidArgumentError, "recorded evict", {"records": [2]}),
+        (InvalidArgumentError, "recorded evict: .* the next is 3", {"records": [2]}),
         (AddressError, "no record touches 0x10", {"at": [16]}),
         (InvalidArgumentError, "expected one that the record", {"at": [16], "records": [1]}),
         (InvalidArgumentError, "expected 0 to 2", {"at": [1 << 64]}),

@@ -25,7 +25,14 @@ from .common import (
     rounded,
     show,
 )
-from .replay import machine_of, model_options, plan_option, planned, policy_of
+from .replay import (
+    machine_of,
+    model_options,
+    plan_option,
+    planned,
+    policy_of,
+    processor_hint,
+)
 
 __all__ = ["explain"]
 
@@ -99,7 +106,7 @@ def explain(
         except TraceError:
             raise
         except SvmError as error:
-            message = str(error).replace(source.path, trace, 1)
+            message = str(error).replace(source.path, trace, 1) + processor_hint(error, node)
             raise InvalidArgumentError(message) from error
         facts = {
             "path": trace,

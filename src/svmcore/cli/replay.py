@@ -52,6 +52,7 @@ __all__ = [
     "plan_option",
     "planned",
     "policy_of",
+    "processor_hint",
     "replay",
     "space_of",
 ]
@@ -271,7 +272,7 @@ def replay(
     try:
         processor_code_of(by, space)
     except SvmError as error:
-        raise InvalidArgumentError(f"--by: {error}{_hint(error, node)}") from error
+        raise InvalidArgumentError(f"--by: {error}{processor_hint(error, node)}") from error
     if out is not None:
         check_folder(out)
     if events is not None:
@@ -300,7 +301,7 @@ def replay(
             named = (source.path, *([] if resume is None else [str(resume)]))
             where = "" if str(error).startswith(named) else f"{trace}: "
             wanted = "" if "expected" in str(error) else ": expected every record to be served"
-            message = f"{where}{error}{wanted}{_hint(error, node)}"
+            message = f"{where}{error}{wanted}{processor_hint(error, node)}"
             if strict and _FATAL.match(str(error)):
                 raise CheckFailedError(message) from error
             raise InvalidArgumentError(message) from error
@@ -421,7 +422,7 @@ def planned(
     return dataclasses.replace(own, policy=None, settings=kept).space(rules, machine)
 
 
-def _hint(error: SvmError, machine: Machine) -> str:
+def processor_hint(error: SvmError, machine: Machine) -> str:
     """Where more GPUs come from, for a processor that the machine lacks."""
     if not _STRANGER.search(str(error)):
         return ""
