@@ -198,6 +198,15 @@ def test_an_address_is_answered_by_its_first_touch(tmp_path):
     assert (answer.record, answer.touched_by) == (2, [])
 
 
+@pytest.mark.parametrize("policy", ["uvm", "first_touch", "advised"])
+def test_the_range_is_all_of_it(tmp_path, policy):
+    half = touch(4, pages=4 * 512, kind=Kind.ADVISE, access=0, peer=0)
+    source = trace(tmp_path, half, touch(6), touch(1))
+    advised, other = explain(source, records=[2, 3], policy=policy, machine=TINY)
+    assert (advised.range.start, advised.range.size) == (BASE + 4 * BLOCK, 4 * BLOCK)
+    assert (other.range.start, other.range.size) == (BASE, 4 * BLOCK)
+
+
 def test_fault_traces_keep_their_own_time(tmp_path):
     rows = [touch(b, t=b * 10_000_000, kind=Kind.FAULT) for b in range(3)]
     source = trace(tmp_path, *rows)
