@@ -19,7 +19,6 @@ from .policies.base import Policy
 from .records import RECORD, Kind, processor_code, processor_name
 from .result import BOUND_NOTE, BUFFER, Profile, Result
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, whole
-from .unused import Unused
 
 if TYPE_CHECKING:
     from .plans import Due, Plan
@@ -330,6 +329,9 @@ class _Run:
         self.first_error: dict[str, Any] | None = None
         self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
         self.watch: Watch | None = None
+        # Loaded with the first replay.
+        from .unused import Unused
+
         self.unused = Unused()
 
     def watch_by(self, watch: Watch | None) -> None:
