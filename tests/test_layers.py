@@ -33,6 +33,7 @@ FLOORS = [
     ["engine", "reference", "reference_uvm", "_replay", "_tally", "_capi"],
     [
         "replay",
+        "unused",
         "result",
         "plans",
         "managed",
@@ -42,7 +43,7 @@ FLOORS = [
         "conformance",
         "conformance_uvm",
     ],
-    ["report", "events", "sweep", "sweep_dask", "compare", "tune"],
+    ["report", "events", "sweep", "sweep_dask", "compare", "tune", "explain", "history"],
     [""],  # the package itself: it gathers the public names
     ["cli", "__main__"],
 ]

@@ -5,34 +5,38 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .engine import Space
+from .engine import Explanation, Space
 from .errors import InvalidArgumentError
+from .history import EVICTIONS, Change, Naming, page_changes, records_effects
 from .machine import Machine
 from .plans import Plan, load_plan
 from .policies.base import Policy
-from .records import Access, Kind, processor_name
-from .replay import replay
+from .records import Kind
+from .replay import Watch, replay
 from .result import Result
 from .traces import Trace, open_trace
-from .units import PAGE_SHIFT, PAGE_SIZE
+from .units import PAGE_SHIFT, PAGE_SIZE, format_size
 
 __all__ = ["Comparison", "Difference", "compare"]
 
 #: Fields of an outcome that say what was done; its time is a consequence.
 _DONE = ("code", "reason", "best", "moved", "remote", "faults", "duplicates")
+#: Those that say how the touch itself fared, whatever it did to other pages.
+_MET = ("code", "reason", "remote", "faults")
 #: Pages of a record that are asked about, one by one, until two plans disagree.
 _ASKED = 1 << 14
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first record that two plans treat differently.
+    """A record that two plans treat differently.
 
     Attributes
     ----------
@@ -45,6 +49,11 @@ class Difference:
         The rule that decided under each, as :meth:`svmcore.engine.Space.explain` names it.
     text_a, text_b : str
         A sentence for each.
+    evicted_a, evicted_b : str
+        What had to be evicted for the record under each, a sentence; empty where nothing was.
+    earlier_a, earlier_b : Change or None
+        What happened to the page before under this plan and not under the other one, the last
+        of it: where it was evicted, moved, copied or mapped, and by which record.
     """
 
     record: int
@@ -53,6 +62,10 @@ class Difference:
     rule_b: str
     text_a: str
     text_b: str
+    evicted_a: str = ""
+    evicted_b: str = ""
+    earlier_a: Change | None = None
+    earlier_b: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -65,22 +78,33 @@ class Comparison:
         Fewest fatal records first, then the least modelled time, then faults.
     first_difference : Difference or None
         For two plans, where they part; ``None`` when they never do.
+    first_fault_difference : Difference or None
+        The first later record that faults, is fatal or is answered from another memory under one
+        plan and not under the other, as where the first difference was an eviction for another
+        page. ``None`` where that is the first difference itself.
+    names : tuple of str
+        The plans as they were given: *a* and *b* of the differences.
     """
 
     plans: list[tuple[Plan, Result]]
     first_difference: Difference | None
+    first_fault_difference: Difference | None = None
+    names: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The keys that ``svmcore compare --json`` prints."""
         from dataclasses import asdict
 
-        part = self.first_difference
+        parts = {
+            "first_difference": self.first_difference,
+            "first_fault_difference": self.first_fault_difference,
+        }
         return {
             "plans": [
                 {"name": plan.name, "plan": plan.where, **result.to_dict(buffers=False)}
                 for plan, result in self.plans
             ],
-            "first_difference": None if part is None else asdict(part),
+            **{key: None if part is None else asdict(part) for key, part in parts.items()},
         }
 
 
@@ -122,7 +146,8 @@ def compare(
 
     Complexity
     ----------
-    A replay a plan; for two plans two more, up to the first difference.
+    A replay a plan; for two plans six more, up to the first difference, and as many where pages
+    begin to fault otherwise later. Four of the six tell every effect, which is slower.
     """
     source = trace if isinstance(trace, Trace) else open_trace(trace)
     wanted = [plan if isinstance(plan, Plan) else load_plan(plan) for plan in plans]
@@ -141,21 +166,25 @@ def compare(
     mappings = source.mappings()
     for plan in wanted:
         plan.schedule(mappings, fresh(plan).machine)
+        plan.check_clock(source)
     two = len(wanted) == 2
     results = []
     for plan in wanted:
         if progress is not None:
             progress(plan.name)
         results.append(replay(source, fresh(plan), by=by, plan=plan, outcomes=two))
-    part = None
+    first = later = None
     if two:
-        number = _first_unlike(results[0].outcomes, results[1].outcomes)
-        if number is not None:
-            part = _explained(source, wanted, [fresh(plan) for plan in wanted], number, by)
+        outcomes = [result.outcomes for result in results]
+        done, met = (_first_unlike(outcomes[0], outcomes[1], names) for names in (_DONE, _MET))
+        if done is not None:
+            first = _explained(source, wanted, fresh, done, by)
+        if met is not None and met != done:
+            later = _explained(source, wanted, fresh, met, by)
     for result in results:
         result.outcomes = None
     ranked = sorted(zip(wanted, results, strict=True), key=lambda pair: _rank(pair[1]))
-    return Comparison(ranked, part)
+    return Comparison(ranked, first, later, tuple(names))
 
 
 def _rank(result: Result) -> tuple[int, int, int]:
@@ -163,40 +192,103 @@ def _rank(result: Result) -> tuple[int, int, int]:
 
 
 def _first_unlike(
-    one: npt.NDArray[np.void] | None, other: npt.NDArray[np.void] | None
+    one: npt.NDArray[np.void] | None, other: npt.NDArray[np.void] | None, names: Sequence[str]
 ) -> int | None:
-    """Number of the first record with another outcome."""
+    """Number of the first record with another outcome in one of these fields."""
     if one is None or other is None:
         return None
     unlike = np.zeros(len(one), bool)
-    for name in _DONE:
+    for name in names:
         unlike |= one[name] != other[name]
     return int(unlike.argmax()) if unlike.any() else None
 
 
 def _explained(
-    source: Trace, plans: Sequence[Plan], spaces: Sequence[Space], number: int, by: str
+    source: Trace,
+    plans: Sequence[Plan],
+    fresh: Callable[[Plan], Space],
+    number: int,
+    by: str,
 ) -> Difference:
-    """Both spaces before the record say which rule decides it."""
-    for plan, space in zip(plans, spaces, strict=True):
-        replay(source, space, by=by, plan=plan, stop=number)
+    """Both spaces before the record say which rule decides it, and what it evicts."""
+    naming = Naming(source.mappings(), by)
+    seen = [_Before(fresh(plan), naming, number) for plan in plans]
+    for plan, one in zip(plans, seen, strict=True):
+        replay(source, one.space, by=by, plan=plan, stop=number + 1, watch=one)
     record = _record(source, number)
     first = int(record["addr"]) >> PAGE_SHIFT
-    last = (int(record["addr"]) + max(1, int(record["size"])) - 1) >> PAGE_SHIFT
     if record["kind"] > Kind.FAULT:
         word = Kind(int(record["kind"])).name.lower()
-        text = f"the driver's answer to this {word}"
-        return Difference(number, first, word, word, text, text)
-    who = processor_name(int(record["proc"]))
-    who = by if who == "unknown" else who
-    write = int(record["access"]) in (Access.WRITE, Access.ATOMIC)
-    for page in range(first, min(last, first + _ASKED) + 1):
-        one, other = (space.explain(page * PAGE_SIZE, who, write) for space in spaces)
-        if (one.rule, one.location, one.window) != (other.rule, other.location, other.window):
-            return Difference(number, page, one.rule, other.rule, one.text, other.text)
+        text = f"The driver's answer to this {word}."
+        return Difference(number, first, word, word, text, text, seen[0].evicted, seen[1].evicted)
+    a, b = (dict(before.asked) for before in seen)
+    unlike = (page for page in a if page in b and _rules(a[page]) != _rules(b[page]))
     # Equal rules with another end, as where memory runs out on the way.
-    one, other = (space.explain(first * PAGE_SIZE, who, write) for space in spaces)
-    return Difference(number, first, one.rule, other.rule, one.text, other.text)
+    page = next(unlike, first)
+    changes = [
+        page_changes(source, partial(fresh, plan), page, number, by=by, plan=plan) for plan in plans
+    ]
+    return Difference(
+        number,
+        page,
+        a[page].rule,
+        b[page].rule,
+        a[page].text,
+        b[page].text,
+        seen[0].evicted,
+        seen[1].evicted,
+        _own(changes[0], changes[1]),
+        _own(changes[1], changes[0]),
+    )
+
+
+def _own(changes: list[Change], others: list[Change]) -> Change | None:
+    """The last change of a page that the other plan does not make."""
+    shared = {change.key for change in others}
+    return next((change for change in reversed(changes) if change.key not in shared), None)
+
+
+def _rules(why: Explanation) -> tuple[Any, ...]:
+    return why.rule, why.location, why.window
+
+
+class _Before(Watch):
+    """Asks a space about one record before it is replayed, and notes what is evicted for it."""
+
+    def __init__(self, space: Space, naming: Naming, number: int) -> None:
+        self.space, self.naming, self.number = space, naming, number
+        self.asked: list[tuple[int, Explanation]] = []
+        self.evicted = ""
+
+    def cut(self, number: int) -> int | None:
+        return self.number if number < self.number else None
+
+    def before(self, number: int, records: npt.NDArray[np.void]) -> None:
+        if number != self.number:
+            return
+        record = records[0]
+        if record["kind"] <= Kind.FAULT:
+            first = int(record["addr"]) >> PAGE_SHIFT
+            last = (int(record["addr"]) + max(1, int(record["size"])) - 1) >> PAGE_SHIFT
+            who, access = self.naming.touch(record)
+            for page in range(first, min(last, first + _ASKED) + 1):
+                self.asked.append((page, self.space.explain(page * PAGE_SIZE, who, access)))
+        if records_effects(self.space):
+            self.space.process.begin(self.space.process.now)
+
+    def after(
+        self, number: int, records: npt.NDArray[np.void], outcomes: npt.NDArray[np.void]
+    ) -> None:
+        if number != self.number or not records_effects(self.space):
+            return
+        gone = [row for row in self.space.process.finish().migr if row[4] in EVICTIONS and row[5]]
+        if gone:
+            gpu, place = (self.space.location_name(at) for at in gone[0][2:4])
+            size = format_size(sum(int(row[5]) for row in gone) * PAGE_SIZE)
+            self.evicted = (
+                f"For it {size} left {gpu}, which was full, for {place}, the first at "
+                f"{self.naming.place(gone[0][0] << PAGE_SHIFT)}."
+            )
 
 
 def _record(source: Trace, number: int) -> np.void:

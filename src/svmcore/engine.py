@@ -41,6 +41,7 @@ __all__ = [
     "REPLAY_MEMBERS",
     "REPLAY_SPEC",
     "AccessResult",
+    "Candidate",
     "Explanation",
     "FaultResult",
     "RangeInfo",
@@ -52,6 +53,14 @@ __all__ = [
 #: a space is loaded from its checkpoint too.
 REPLAY_SPEC, REPLAY_MEMBERS = "replay", "replay_"
 
+
+#: Rules of :meth:`Space.explain` that the best restore location ends with.
+_RESTORE_RULES = ("apu", "preferred location", "access", "access in place", "no access")
+#: Why the pages of a range made on a fault go to the GPU, or stay.
+_NEW_RANGE = (
+    "A range made on a fault has no preferred location and gives every GPU access.",
+    "A range made on a fault stays in system memory on a heap, on a stack and on an APU.",
+)
 
 _make_result = tuple.__new__
 
@@ -150,6 +159,19 @@ class RangeInfo(NamedTuple):
     """4 KiB pages in GPU memory."""
 
 
+class Candidate(NamedTuple):
+    """One rule that was asked where a page belongs, and its answer."""
+
+    rule: str
+    """Its name, for example ``"preferred location"``."""
+    location: str | None
+    """The place that it would choose, ``None`` where it says nothing."""
+    chosen: bool
+    """Whether it decided; the rules before it did not hold."""
+    why: str
+    """A sentence."""
+
+
 class Explanation(NamedTuple):
     """Why a GPU's touch of an address would end as it would."""
 
@@ -163,6 +185,9 @@ class Explanation(NamedTuple):
     """Best restore location, ``None`` where the access is fatal or nothing moves."""
     window: tuple[int, int] | None
     """Bytes ``[start, end)`` that a fault would restore."""
+    candidates: tuple[Candidate, ...] = ()
+    """The rules of the location in the order in which they are asked, the last one decided;
+    empty where none is asked, or where a policy does not tell them."""
 
 
 class System:
@@ -958,7 +983,21 @@ class Space:
         where = self.process.where(page)
         return "absent" if where < 0 else _processor_name(where)
 
-    def explain(self, addr: int, by: str = "gpu0", write: bool = False) -> Explanation:
+    def range_at(self, addr: int) -> Any:
+        """The range at an address as :meth:`ranges` has it, ``None`` without one.
+
+        Complexity
+        ----------
+        O(log n) under ``kfd``, else O(n) ranges.
+        """
+        page, _ = pages_of(addr, 1)
+        if not hasattr(self.policy, "ranges"):
+            row = self.process.find(page)
+            return None if row is None else self._range_info(row)
+        found = (r for r in self.ranges() if r.start <= addr < r.start + r.size)
+        return next(found, None)
+
+    def explain(self, addr: int, by: str = "gpu0", write: bool | int = False) -> Explanation:
         """Which rule decides a touch of *addr*, and what it would do; changes nothing.
 
         Parameters
@@ -967,7 +1006,8 @@ class Space:
             Any byte of the page.
         by : str
             The GPU, or ``"cpu"``.
-        write : bool
+        write : bool or int
+            Or the access of a record: 0 read, 1 write, 2 atomic.
 
         Source
         ------
@@ -975,13 +1015,22 @@ class Space:
         """
         page, _ = pages_of(addr, 1)
         processor = self._processor(by)
+        places: tuple[Candidate, ...] = ()
         if hasattr(self.policy, "explain"):
             rule, text, location, window = self.policy.explain(
                 self.process, page, processor, int(write)
             )
+            if hasattr(self.policy, "candidates"):
+                rows = self.policy.candidates(self.process, page, processor, int(write))
+                places = tuple(Candidate(*row) for row in rows)
         else:
-            rule, text, location, window = self._decide(page, processor, write)
-        return Explanation(addr, by, rule, text, location, window)
+            rule, text, location, window = self._decide(page, processor, bool(write))
+            info = self.range_at(addr)
+            if info is not None and rule in _RESTORE_RULES:
+                places = self._candidates(info, processor - 1)
+            elif rule == "unregistered":
+                places = (Candidate(rule, location, True, _NEW_RANGE[location == "cpu"]),)
+        return Explanation(addr, by, rule, text, location, window, places)
 
     def counters(self) -> dict[str, int]:
         """Counters of the whole space, by name; sizes in bytes.
@@ -1176,7 +1225,8 @@ class Space:
             return "protection", "The mapping does not allow it: fatal.", None, None
         where = self.process.where(page)
         if where <= 0:
-            return "system memory", "The page is in system memory: no driver fault.", None, None
+            place = "is in" if where == 0 else "is made in"
+            return "system memory", f"The page {place} system memory: no driver fault.", None, None
         if self.machine.gpus[where - 1].coherent:
             return "coherent", "The CPU reads this GPU's memory in place.", None, None
         row = self.process.find(page)
@@ -1206,22 +1256,56 @@ class Space:
         return "unregistered", text, location, (first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT)
 
     def _best(self, info: RangeInfo, gpu: int) -> tuple[str, str, str | None]:
-        name = f"gpu{gpu}"
-        if self.machine.gpus[gpu].apu and self.process.rules.apu_prefers_system:
-            return "apu", f"{name} shares memory with the CPU: pages stay there.", "cpu"
-        if info.preferred in (name, "cpu") or (
-            info.preferred != "undefined" and self._reaches(gpu, int(info.preferred[3:]))
+        decided = self._candidates(info, gpu)[-1]
+        return decided.rule, decided.why, decided.location
+
+    def _candidates(self, info: RangeInfo, gpu: int) -> tuple[Candidate, ...]:
+        """The rules of the best restore location in order, up to the one that holds."""
+        name, preferred, actual = f"gpu{gpu}", info.preferred, info.actual
+        apu = self.machine.gpus[gpu].apu and self.process.rules.apu_prefers_system
+        prefers = preferred in (name, "cpu") or (
+            preferred != "undefined" and self._reaches(gpu, int(preferred[3:]))
+        )
+        out_of_reach = f"{name} does not reach the preferred location {preferred}."
+        unset = "No preferred location is set."
+        near = actual != "cpu" and self._reaches(gpu, int(actual[3:]))
+        place = actual if near else "cpu"
+        asked: list[Candidate] = []
+        for rule, location, holds, yes, no in (
+            (
+                "apu",
+                "cpu",
+                apu,
+                f"{name} shares memory with the CPU: pages stay there.",
+                f"{name} has memory of its own.",
+            ),
+            (
+                "preferred location",
+                preferred,
+                prefers,
+                f"The preferred location {preferred} decides.",
+                unset if preferred == "undefined" else out_of_reach,
+            ),
+            (
+                "access",
+                name,
+                name in info.access,
+                f"{name} has access: pages migrate to it.",
+                f"{name} has no plain access.",
+            ),
+            (
+                "access in place",
+                place,
+                name in info.access_in_place,
+                f"{name} accesses in place: restored in {place}.",
+                f"{name} has no access in place.",
+            ),
         ):
-            text = f"The preferred location {info.preferred} decides."
-            return "preferred location", text, info.preferred
-        if name in info.access:
-            return "access", f"{name} has access: pages migrate to it.", name
-        if name in info.access_in_place:
-            actual = info.actual
-            reachable = actual != "cpu" and self._reaches(gpu, int(actual[3:]))
-            place = actual if reachable else "cpu"
-            return "access in place", f"{name} accesses in place: restored in {place}.", place
-        return "no access", f"{name} has no access to this range: the access is fatal.", None
+            asked.append(Candidate(rule, location if holds else None, holds, yes if holds else no))
+            if holds:
+                return tuple(asked)
+        text = f"{name} has no access to this range: the access is fatal."
+        return (*asked, Candidate("no access", None, True, text))
 
     def _reaches(self, a: int, b: int) -> bool:
         one, other = self.machine.gpus[a], self.machine.gpus[b]

@@ -145,6 +145,30 @@ class Plan:
             due.append(Due(place, hint, records))
         return Schedule(due)
 
+    def check_clock(self, trace: Any) -> None:
+        """Refuse hints at a time for a trace whose touches carry none.
+
+        Parameters
+        ----------
+        trace : Trace
+            Read up to the first touch with a time; not at all where no hint names one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a hint names a time after the first touch, and every touch is at 0.
+        """
+        timed = next((n for n, hint in enumerate(self.hints, 1) if hint.at_ns), None)
+        if timed is None:
+            return
+        for records in trace.chunks(1 << 16):
+            if ((records["kind"] <= Kind.FAULT) & (records["t_ns"] > 0)).any():
+                return
+        raise InvalidArgumentError(
+            f"{self.where}: hint {timed}: at is a time, and the records of {trace.path} carry "
+            "none: expected the number of a record"
+        )
+
 
 class Due(NamedTuple):
     """A hint and the records of advice that it became."""

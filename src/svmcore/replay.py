@@ -24,10 +24,43 @@ if TYPE_CHECKING:
     from .plans import Due, Plan
     from .traces import Mapping, Trace
 
-__all__ = ["replay"]
+__all__ = ["Watch", "replay"]
 
 #: Records handed to the compiled loop at once.
 CHUNK = 1 << 16
+
+
+class Watch:
+    """Looks on while a trace is replayed, and changes nothing; override what is of interest.
+
+    Attributes
+    ----------
+    play : callable
+        Set by the replay: ``play(process, records, outcomes)`` replays records into any
+        process, as this replay would now.
+    begins : callable
+        Set by the replay: the modelled time at which it would begin with a record now.
+    """
+
+    play: Callable[[Any, npt.NDArray[np.void], npt.NDArray[np.void]], None]
+    begins: Callable[[np.void], int]
+
+    def cut(self, number: int) -> int | None:
+        """The next record, past *number*, before which the replay has to pause; ``None``: none."""
+
+    def before(self, number: int, records: npt.NDArray[np.void]) -> None:
+        """Records are about to be replayed, *number* the first."""
+
+    def after(
+        self, number: int, records: npt.NDArray[np.void], outcomes: npt.NDArray[np.void]
+    ) -> None:
+        """They have been replayed."""
+
+    def hinting(self, number: int, hint: Due) -> None:
+        """A hint of the plan is about to be given, before record *number*."""
+
+    def hinted(self, number: int, hint: Due, outcomes: npt.NDArray[np.void]) -> None:
+        """It has been given."""
 
 
 def replay(
@@ -46,6 +79,7 @@ def replay(
     resume: str | PathLike[str] | None = None,
     plan: Plan | None = None,
     stop: int | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Replay a trace into a space.
 
@@ -90,6 +124,8 @@ def replay(
         space is taken as it is (:meth:`svmcore.plans.Plan.space` makes one).
     stop : int, optional
         Replay only the records before this number, and give hints that are due at it.
+    watch : Watch, optional
+        Is told before and after each piece that is replayed; the result does not depend on it.
 
     Returns
     -------
@@ -145,6 +181,8 @@ def replay(
     opened = now()
     mappings = source.mappings()
     schedule = None if plan is None else plan.schedule(mappings, space.machine)
+    if plan is not None:
+        plan.check_clock(source)
     found = now()
     if resume is None:
         # Objects may have mapped memory already: only what is missing is added.
@@ -152,8 +190,10 @@ def replay(
             _map_missing(space, first, last)
     mapped = now()
     run = _Run(space, source, mappings, code, raw_faults, strict, spent, keep=outcomes)
+    run.watch_by(watch)
     if place is not None or resume is not None:
         settings["digest"] = source.digest
+        settings["names"] = _names_digest(run.order)
     if resume is not None:
         run.go_on(resume, settings)
     # The kind is found by the pass for mappings, or by one of its own.
@@ -163,7 +203,7 @@ def replay(
     stopped = False
     for records in _after(source.chunks(chunk), run.done):
         spent.reading_s += now() - begun
-        for piece in _pieces(records, run.done, checkpoint_every):
+        for piece in _pieces(records, run.done, checkpoint_every, watch):
             until = len(piece) if stop is None else min(len(piece), stop - run.done)
             if schedule is None:
                 run.add(piece[:until])
@@ -211,6 +251,14 @@ def _checkpoint_place(
     return resume if path is None else path
 
 
+def _names_digest(mappings: Iterable[Mapping]) -> str:
+    """What tells mappings, and the names of buffers, from others."""
+    import hashlib
+
+    listed = repr([(m.start, m.size, m.name) for m in mappings])
+    return hashlib.blake2b(listed.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def _after(chunks: Iterable[npt.NDArray[np.void]], done: int) -> Iterator[npt.NDArray[np.void]]:
     """What follows the first *done* records."""
     for records in chunks:
@@ -221,12 +269,15 @@ def _after(chunks: Iterable[npt.NDArray[np.void]], done: int) -> Iterator[npt.ND
 
 
 def _pieces(
-    records: npt.NDArray[np.void], done: int, every: int | None
+    records: npt.NDArray[np.void], done: int, every: int | None, watch: Watch | None
 ) -> Iterator[npt.NDArray[np.void]]:
-    """The records, cut behind each multiple of *every*, *done* of them before these."""
+    """The records, cut behind each multiple of *every* and where *watch* says; *done* precede."""
     at = 0
     while at < len(records):
         end = len(records) if every is None else at + every - (done + at) % every
+        cut = None if watch is None else watch.cut(done + at)
+        if cut is not None:
+            end = min(end, max(at + 1, cut - done))
         yield records[at:end]
         at = end
 
@@ -277,8 +328,38 @@ class _Run:
         self.reasons: dict[str, int] = {}
         self.first_error: dict[str, Any] | None = None
         self.kept: list[npt.NDArray[np.void]] | None = [] if keep else None
+        self.watch: Watch | None = None
+        # Loaded with the first replay.
+        from .unused import Unused
+
+        self.unused = Unused()
+
+    def watch_by(self, watch: Watch | None) -> None:
+        """Tell *watch* from now on."""
+        self.watch = watch
+        if watch is not None:
+            watch.play, watch.begins = self._play, self._begins
+
+    def _begins(self, record: np.void) -> int:
+        """When a record is begun, if it is the next one."""
+        waits = self.by_arrival and self.timed
+        return max(self.space.now_ns, int(record["t_ns"]) - max(0, self.t0) if waits else 0)
+
+    def _play(self, process: Any, records: npt.NDArray[np.void], out: npt.NDArray[np.void]) -> None:
+        """Replay records into a process, by the trace's clock and as the caller asked."""
+        replay_chunk(
+            process,
+            records,
+            out,
+            by=self.by,
+            raw=self.raw,
+            by_arrival=self.by_arrival and self.timed,
+            t0=max(0, self.t0),
+        )
 
     def add(self, records: npt.NDArray[np.void]) -> None:
+        if not len(records):  # stopped where a piece begins
+            return
         started = time.perf_counter()
         if not self.timed:
             # The first touch sets the clock: batch marks and mappings may carry no time.
@@ -296,18 +377,15 @@ class _Run:
             records = records.copy()
             records["t_ns"] += np.uint64(-self.t0)
         out = self._room(len(records))
+        if self.watch is not None:
+            self.watch.before(self.done, records)
         began = time.perf_counter()
-        replay_chunk(
-            self.space.process,
-            records,
-            out,
-            by=self.by,
-            raw=self.raw,
-            by_arrival=self.by_arrival and self.timed,
-            t0=max(0, self.t0),
-        )
+        self._play(self.space.process, records, out)
         ended = time.perf_counter()
+        if self.watch is not None:
+            self.watch.after(self.done, records, out)
         self.spent.engine_s += ended - began
+        self.unused.add(records, out["code"])
         fatal = tally(records, out, self.starts, self.buffers)
         if fatal:
             self._count_errors(records, out, np.flatnonzero(out["code"]))
@@ -329,6 +407,8 @@ class _Run:
             "before_by": self.before_by,
             "reasons": self.reasons,
             "first_error": self.first_error,
+            "advice": self.unused.records,
+            "advice_read": bool(getattr(self.space.process, "advice_read", False)),
         }
         save_run(path, self.space, SavedRun(settings, state, self.buffers, self._outcomes()))
 
@@ -349,6 +429,13 @@ class _Run:
                 f"{where}: a replay of another trace, digest {saved.settings['digest']:.64}, "
                 f"expected {self.source.path}, digest {settings['digest']}"
             )
+        names = settings["names"]
+        if saved.settings["names"] not in ("", names):
+            raise InvalidArgumentError(
+                f"{where}: mappings of other names or places, expected those of the file: a replay "
+                "with other ranges?"
+            )
+        settings = {**settings, "names": saved.settings["names"]}
         if saved.settings != settings:
             raise InvalidArgumentError(
                 f"{where}: {difference('replay', saved.settings, settings)} given"
@@ -366,7 +453,11 @@ class _Run:
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{where}: {error}") from error
         self.buffers = saved.buffers
-        for key, value in saved.state.items():
+        state = dict(saved.state)
+        self.unused.records = state.pop("advice")
+        if state.pop("advice_read") and hasattr(self.space.process, "advice_read"):
+            self.space.process.advice_read = True
+        for key, value in state.items():
             setattr(self, key, value)
         if self.kept is not None and saved.outcomes is not None:
             self.kept = [saved.outcomes]
@@ -383,8 +474,13 @@ class _Run:
         for hints, records in parts:
             for hint in hints:
                 out = np.empty(len(hint.records), OUTCOME)
+                if self.watch is not None:
+                    self.watch.hinting(self.done, hint)
                 replay_chunk(self.space.process, hint.records, out, by=self.by)
+                if self.watch is not None:
+                    self.watch.hinted(self.done, hint, out)
                 hint.check(out["code"], self.space.policy.name)
+                self.unused.hint(hint)
             if len(records):
                 self.add(records)
 
@@ -436,6 +532,7 @@ class _Run:
             notes.append(BOUND_NOTE)
         if assumed:
             notes.append(f"assumed constants of {self.space.machine.name}: {', '.join(assumed)}")
+        notes += self.unused.notes(policy, self.space.process)
         counters = self.space.counters()
         return Result(
             trace={

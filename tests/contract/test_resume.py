@@ -407,3 +407,29 @@ def test_the_command_tells_what_it_refuses(tmp_path: Path) -> None:
     assert load_run(tmp_path / "b.svm")[1].state["done"] == 9000
     finished("demo", "--checkpoint-every", 9000, cwd=tmp_path)
     assert (tmp_path / "demo.svm").is_file()
+
+
+def test_other_names_of_mappings_are_refused(tmp_path: Path) -> None:
+    path, saved = tmp_path / "list.txt", tmp_path / "run.svm"
+    path.write_text("".join(f"{ADDR + page * PAGE:#x},4096,w\n" for page in range(20)))
+    names = [[(ADDR, 20 * PAGE, name)] for name in ("first", "other")]
+    one, other = (svmcore.open_trace(path, None, ranges) for ranges in names)
+    space = Space(MACHINE)
+    svmcore.replay(one, space, checkpoint=saved, checkpoint_every=8)
+    with pytest.raises(InvalidArgumentError, match="mappings of other names or places"):
+        svmcore.replay(other, Space(MACHINE), resume=saved)
+    assert svmcore.replay(one, Space(MACHINE), resume=saved).names == ["first"]
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    saved = tmp_path / "run.svm"
+    records = trace(3)
+    svmcore.replay(records, Space(MACHINE), checkpoint=saved, checkpoint_every=100, stop=150)
+    space, run = load_run(saved)
+    earlier = {key: value for key, value in run.settings.items() if key != "names"}
+    state = {key: v for key, v in run.state.items() if not key.startswith("advice")}
+    save_run(saved, space, run._replace(settings=earlier, state=state))
+    assert load_run(saved)[1].settings["names"] == ""
+    whole = svmcore.replay(records, Space(MACHINE))
+    resumed = svmcore.replay(records, Space(MACHINE), resume=saved)
+    assert resumed.counters == whole.counters

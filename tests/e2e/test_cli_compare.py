@@ -103,3 +103,44 @@ def test_plans_under_the_rules_of_vendors(tmp_path):
     assert [row["semantics"] for row in json.loads(out)["rows"]] == ["cuda"]
     _, err = svm("compare", "demo", "--plan", plain, "--dialects", "nobody", status=2)
     assert "expected one of acl, acl-driver, cuda, hip, kfd" in err
+
+
+def test_an_eviction_before_is_named(tmp_path):
+    large, small = tmp_path / "large.toml", tmp_path / "small.toml"
+    large.write_text('name = "large"\n')
+    small.write_text('name = "small"\n[capacity]\ngpu0 = "300MiB"\n')
+    out, _ = svm("compare", "demo", "--plan", large, "--plan", small)
+    assert "They part at record 741, " in out
+    assert "The first touch that fares otherwise is record 1378, " in out
+    before = next(line for line in out.splitlines() if "Before: " in line)
+    assert "record 1373, " in before
+    assert "evicted it from gpu0, which was full, to cpu" in before
+    out, _ = svm("compare", "demo", "--plan", large, "--plan", small, "--json")
+    later = json.loads(out)["first_fault_difference"]
+    assert (later["earlier_a"], later["earlier_b"]["record"]) == (None, 1373)
+    assert later["earlier_b"]["cause"] == "eviction"
+
+
+def test_hints_without_an_effect_are_a_line_under_the_table(plans, tmp_path):
+    hinted = tmp_path / "h.toml"
+    hinted.write_text(
+        'name = "h"\npolicy = "uvm"\n[[hint]]\nbuffer = "*"\nadvice = "granularity"\nvalue = 4\n'
+    )
+    expected = f"{hinted}: hint 1: granularity has no use: uvm does not know it"
+    out, _ = svm("compare", "demo", "--plan", plans["plain"], "--plan", hinted)
+    assert f"note: {expected}" in out.splitlines()
+    out, _ = svm("replay", "demo", "--plan", hinted, "--json")
+    assert expected in json.loads(out)["notes"]
+
+
+def test_a_time_for_a_trace_without_one_is_refused(tmp_path):
+    trace, plan = tmp_path / "list.txt", tmp_path / "p.toml"
+    trace.write_text("0x10000,4096,w\n0x20000,4096,w\n0x10000,4096,r\n")
+    for at, status in (('"1ms"', 2), ('"0us"', 0), ("2", 0)):
+        hint = f'buffer = "*"\nadvice = "prefetch"\nlocation = "gpu0"\nat = {at}\n'
+        plan.write_text(f'name = "p"\n[[hint]]\n{hint}')
+        for command in ("replay", "compare"):
+            _, err = svm(command, trace, "--plan", plan, status=status)
+            wanted = f"{plan}: hint 1: at is a time, and the records of {trace} carry none: "
+            assert (wanted in err) == (status == 2)
+            assert err.count("\n") == (status == 2)

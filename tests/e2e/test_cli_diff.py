@@ -47,6 +47,16 @@ def test_what_differs_is_told_as_text_and_json():
     assert "more" in shown.splitlines()[-2]
 
 
+def test_ranges_are_mappings_of_what_is_replayed(tmp_path):
+    log = tmp_path / "m.smi"
+    svm("replay", LOG, "--range", "0x7e3000000000,64KiB,a", "--events", log)
+    assert svm("diff", log, LOG, "--replay", "--range", "0x7e3000000000,64KiB,a")[0]
+    _, err = svm("diff", log, LOG, "--replay", status=1)
+    assert "expected none" in err
+    _, err = svm("diff", NEW, NEW, "--range", "0x7e3000000000,64KiB", status=2)
+    assert "is a log of events: expected --replay" in err
+
+
 @pytest.mark.parametrize(
     ("args", "text"),
     [

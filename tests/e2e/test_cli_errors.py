@@ -173,7 +173,7 @@ def test_a_processor_that_the_machine_lacks(tmp_path):
 
 
 def test_commands():
-    known = "bench, checkpoint, compare, conformance, convert, demo, diff, inspect, replay"
+    known = "bench, checkpoint, compare, conformance, convert, demo, diff, explain, inspect, replay"
     assert f"expected one of {known}" in refused("replya")
     assert "Missing argument 'TRACE': expected svmcore replay" in refused("replay")
     assert "trace ''" in refused("replay", "")

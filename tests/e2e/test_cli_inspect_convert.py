@@ -299,3 +299,14 @@ def test_conformance_of_something_else(tmp_path):
     cut = tmp_path / "cut.jsonl"
     cut.write_text('{"format": "kfd-svm-vectors/1"}\n')
     assert svm("conformance", cut, status=2)[1].count("\n") == 1
+
+
+def test_inspect_takes_ranges_and_a_machine():
+    table = inspected("demo", "--range", "0x7e4000000000,1GiB,all", "--range", "0x10001,4096,odd")
+    assert [row["name"] for row in table["mappings"]["top"]] == ["all", "odd"]
+    assert table["mappings"]["top"][0]["records"] > 12_000
+    assert any("rounded outward to pages" in note for note in table["notes"])
+    small = inspected(LOG, "--advice", "--machine", "mi300a")
+    assert small["advice"]["machine"] == "mi300a"
+    _, err = svm("inspect", "demo", "--machine", "h200", status=2)
+    assert "--machine h200: expected --advice too" in err

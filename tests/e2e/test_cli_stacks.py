@@ -65,6 +65,15 @@ def test_json(loop):
     assert out == svm("stacks", loop, "--policy", "none", "--policy", "pool(k=2)", "--json")[0]
 
 
+def test_two_sweeps_are_tried_together(loop):
+    args = ("--policy", "pool", "--sweep", "k=1,2", "--sweep", "limit=64MiB,inf", "--json")
+    results = json.loads(svm("stacks", loop, *args)[0])["results"]
+    assert len(results) == 4
+    assert all(any(f"k={k}" in name for name in results) for k in (1, 2))
+    _, err = svm("stacks", loop, "--policy", "pool", "--sweep", "k=1", "--sweep", "k=2", status=2)
+    assert "--sweep k=2: k is given twice" in err
+
+
 def test_sweep_names_the_cliff(loop):
     out, _ = svm("stacks", loop, "--sweep", "limit=64MiB,128MiB,129MiB,inf", "--json")
     table = json.loads(out)

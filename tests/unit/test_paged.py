@@ -70,6 +70,39 @@ def test_a_fault_says_who_touched_what():
     assert len(space.policy.seen) == 1
 
 
+def test_an_answer_that_is_no_list_names_policy_and_method(monkeypatch):
+    for answer in (None, 7):
+        expected = f"policy scripted: service gave {answer}: expected actions, a list of them"
+        for ask in ("access", "explain", "fault"):
+            space = scripted(lambda view, answer=answer: answer)
+            with pytest.raises(InvalidArgumentError, match=expected):
+                getattr(space, ask)(BASE, by="gpu0")
+    monkeypatch.setattr(Scripted, "prefetch", lambda *_: None)
+    with pytest.raises(InvalidArgumentError, match="policy scripted: prefetch gave None"):
+        scripted().prefetch(BASE, BLOCK, to="gpu0")
+
+
+def test_explain_shows_the_actions_in_words():
+    said = scripted(
+        [
+            Unmap(BASE, PAGE, 2),
+            Move(BASE, PAGE, 1),
+            Duplicate(BASE, PAGE, 0),
+            Drop(BASE, PAGE, 2),
+            Mark(BASE, PAGE, 5),
+            Map(BASE, PAGE, 1, write=False),
+            Retry(9),
+            Fail("EPERM"),
+        ]
+    ).explain(BASE)
+    assert said.text == (
+        "gpu0 faults, and policy scripted orders: unmap 0x{0:x}..0x{1:x} for gpu1; "
+        "move 0x{0:x}..0x{1:x} to gpu0; duplicate 0x{0:x}..0x{1:x} to cpu; "
+        "drop 0x{0:x}..0x{1:x} at gpu1; mark 0x{0:x}..0x{1:x} with 5; "
+        "map 0x{0:x}..0x{1:x} for gpu0, to read; retry at 9 ns; fail with EPERM."
+    ).format(BASE, BASE + PAGE)
+
+
 def test_moves_between_gpus_cost_their_link():
     costs = Costs(0, 0, 1000, 4.096e9, 50, 4.096e12, 0, 1e18)
     for hive, expected in ((1, 50 + 512), (0, 2 * (1000 + 512_000))):

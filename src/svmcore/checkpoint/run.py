@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..result import BUFFER
 __all__ = ["SavedRun", "load_run", "replay_of", "save_run", "saved_settings"]
 
 #: Keys of the settings, which a run does not change, and the type of each.
-SETTINGS = {"digest": str, "by": str, "raw_faults": bool, "outcomes": bool}
+SETTINGS = {"digest": str, "names": str, "by": str, "raw_faults": bool, "outcomes": bool}
 #: Keys of what it does change, beside the tables.
 STATE = {
     "done": int,
@@ -36,8 +37,12 @@ STATE = {
     "before_by": dict,
     "reasons": dict,
     "first_error": (dict, type(None)),
+    "advice": dict,
+    "advice_read": bool,
 }
 _FIRST_ERROR = {"record": int, "addr": int, "reason": str, "code": str}
+#: What stands for keys that files of earlier versions lack.
+_EARLIER = {"names": "", "advice": {}, "advice_read": True}
 _STATE, _BUFFERS, _OUTCOMES = (
     f"{REPLAY_MEMBERS}{word}" for word in ("state", "buffers", "outcomes")
 )
@@ -49,7 +54,8 @@ class SavedRun(NamedTuple):
     Attributes
     ----------
     settings : dict
-        ``digest`` of the trace, ``by``, ``raw_faults``, ``outcomes``.
+        ``digest`` of the trace, ``names`` (a digest of its mappings), ``by``,
+        ``raw_faults``, ``outcomes``.
     state : dict
         ``done`` records, and what has been counted beside the tables.
     buffers : ndarray, shape (n,), dtype BUFFER
@@ -135,6 +141,8 @@ def replay_of(spec: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _typed(table: Any, kinds: dict[str, Any], what: str) -> dict[str, Any]:
+    if isinstance(table, dict):
+        table = {key: _EARLIER[key] for key in kinds if key in _EARLIER} | table
     if not isinstance(table, dict) or set(table) != set(kinds):
         raise InvalidArgumentError(f"{what}: expected the keys {', '.join(kinds)}")
     for key, kind in kinds.items():
@@ -162,7 +170,9 @@ def _state(packed: Any) -> dict[str, Any]:
         raise InvalidArgumentError(f"{_STATE}: expected no negative count and times in their range")
     if state["first_error"] is not None:
         _typed(state["first_error"], _FIRST_ERROR, f"{_STATE}: first_error")
-    counted = [state["before"], state["reasons"], *state["before_by"].values()]
+    counted = [state["before"], state["reasons"], state["advice"], *state["before_by"].values()]
+    if not all(re.fullmatch(r"[0-7],\d{1,10}", key) for key in state["advice"]):
+        raise InvalidArgumentError(f"{_STATE}: advice: expected attributes and flags")
     for table in counted:
         if not isinstance(table, dict) or any(type(value) is not int for value in table.values()):
             raise InvalidArgumentError(f"{_STATE}: expected tables of whole numbers")

@@ -20,6 +20,7 @@ from .conformance import conformance
 from .convert import convert
 from .demo import demo
 from .diff import diff
+from .explain import explain
 from .inspect import inspect
 from .replay import replay
 from .stacks import stacks
@@ -43,6 +44,7 @@ def svmcore() -> None:
 for _command in (
     replay,
     compare,
+    explain,
     inspect,
     convert,
     diff,
@@ -126,6 +128,9 @@ def _usage(error: click.UsageError) -> str:
     ):
         return f"{message}: expected one of {', '.join(sorted(group.commands))}"
     usage = error.ctx.get_usage().removeprefix("Usage: ")
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        name = f"{error.param.opts[0]} {error.param.metavar or 'VALUE'}"
+        usage = usage.replace("[OPTIONS]", f"[OPTIONS] {name}")
     return f"{message}: expected {usage}"
 
 

@@ -21,7 +21,7 @@ from .common import (
     range_option,
     show,
 )
-from .replay import machine_of, model_options
+from .replay import machine_of, model_options, policy_of
 
 __all__ = ["compare"]
 
@@ -74,7 +74,7 @@ def compare(
         else:
             show([told.table()])
         return
-    node = machine_of(machine)
+    node, rules = machine_of(machine), policy_of(policy, ())
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -91,7 +91,7 @@ def compare(
             found = run_compare(
                 source,
                 loaded,
-                policy=policy,
+                policy=rules,
                 machine=node,
                 settings=values,
                 by=by,
@@ -106,4 +106,4 @@ def compare(
     if as_json:
         emit_json({"svmcore": __version__, **found.to_dict()})
     else:
-        show(ranking(found.plans, found.first_difference))
+        show(ranking(found))

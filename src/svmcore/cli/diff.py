@@ -23,6 +23,8 @@ from .common import (
     json_option,
     opened,
     printable,
+    range_option,
+    rounded,
     show,
 )
 from .replay import machine_of, model_options, policy_of, space_of
@@ -44,6 +46,7 @@ _OUTCOMES = [kind.name.lower() for kind in COMPARED if kind != Kind.FAULT]
     help="Replay MODELLED even where it is a log of events itself.",
 )
 @format_option()
+@range_option
 @cache_option
 @click.option(
     "--show",
@@ -63,6 +66,7 @@ def diff(
     by: str,
     replayed: bool,
     form: str | None,
+    ranges: list[tuple[int, int, str]],
     cache: str | None,
     shown: int,
     as_json: bool,
@@ -72,19 +76,26 @@ def diff(
     MODELLED is another log of events, or a trace that is replayed; without it the touches
     and faults of RECORDED itself are replayed. Exit status 1 where the logs differ.
     """
-    with opened(recorded, form, doing="reading", cache=cache) as source:
+    ranges, notes = rounded(ranges)
+    # They are mappings of what is replayed.
+    own, others = (ranges, []) if modelled is None else ([], ranges)
+    with opened(recorded, form, own, doing="reading", cache=cache) as source:
         source.identify()
         left = gathered(source.chunks())
         facts = _facts(recorded, source)
-        notes = list(source.summary.notes)
+        notes += source.summary.notes
         # What is replayed is read once more.
         if modelled is None:
             right, told = _model(source, policy, machine, settings, by)
     if modelled is not None:
-        with opened(modelled, doing="reading", cache=cache) as other:
+        with opened(modelled, None, others, doing="reading", cache=cache) as other:
             other.identify()
             if replayed or not any(kind in other.summary.kinds for kind in _OUTCOMES):
                 right, told = _model(other, policy, machine, settings, by)
+            elif ranges:
+                raise InvalidArgumentError(
+                    f"--range: {modelled} is a log of events: expected --replay, or a trace"
+                )
             else:
                 right, told = gathered(other.chunks()), {}
             told = {**_facts(modelled, other), **told}

@@ -10,13 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
+from ..errors import InvalidArgumentError
 from ..records import Access, Kind, processor_name
 from ..report.text import inspection, state_inspection
 from ..traces import Mapping, Trace
 from ..traces.base import Records, Spans
 from ..units import PAGE_SHIFT
 from .advice import advice_options, show_study, studied
-from .common import cache_option, emit_json, format_option, json_option, opened, show
+from .common import (
+    cache_option,
+    emit_json,
+    format_option,
+    json_option,
+    opened,
+    range_option,
+    rounded,
+    show,
+)
 from .state import is_image, look_at_state
 
 __all__ = ["inspect"]
@@ -30,21 +40,26 @@ _ONE = np.uint64(1)
 @click.command(short_help="Tell what is in a trace or a state file.")
 @click.argument("trace")
 @format_option()
+@range_option
 @cache_option
 @advice_options
 @json_option
 def inspect(
     trace: str,
     form: str | None,
+    ranges: list[tuple[int, int, str]],
     cache: str | None,
     advice: bool,
     write_share: float,
+    machine: str | None,
     as_json: bool,
 ) -> None:
     """Tell what TRACE holds: records, processors, mappings, pages, and what was repaired.
 
     TRACE may be a state file: then its Spec, tables, sizes and counts, every digest checked.
     """
+    if machine is not None and not advice:
+        raise InvalidArgumentError(f"--machine {machine}: expected --advice too")
     if form is None and is_image(trace):
         state = look_at_state(trace)
         if as_json:
@@ -52,10 +67,12 @@ def inspect(
         else:
             show(state_inspection(state))
         return
-    with opened(trace, form, doing="inspecting", cache=cache) as source:
+    ranges, changed = rounded(ranges)
+    with opened(trace, form, ranges, doing="inspecting", cache=cache) as source:
         table = _look(source)
-        study = studied(source, write_share) if advice else None
+        study = studied(source, write_share, machine) if advice else None
     table["path"] = trace
+    table["notes"] = [*changed, *table["notes"]]
     if study is not None:
         table["advice"] = study
     if as_json:

@@ -43,8 +43,19 @@ from .common import (
 )
 from .events import events_form, write_events
 from .out import check_folder, write_folder
+from .policy_file import policy_from_file
 
-__all__ = ["machine_of", "model_options", "policy_of", "replay", "space_of"]
+__all__ = [
+    "given",
+    "machine_of",
+    "model_options",
+    "plan_option",
+    "planned",
+    "policy_of",
+    "processor_hint",
+    "replay",
+    "space_of",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: What the replay says of a fatal record where it is strict, and of a processor it does not know.
@@ -71,14 +82,14 @@ def machine_of(name: str) -> Machine:
 
 
 def policy_of(name: str | Policy, settings: tuple[str, ...]) -> Policy:
-    """A policy by its name and ``key=value`` settings; the last one of a key counts.
+    """A policy by its name or file, and ``key=value`` settings; the last one of a key counts.
 
     Raises
     ------
     InvalidArgumentError
         If the policy, a key or a value is not known; the known ones are listed.
     """
-    policy = make_policy(name)
+    policy = (policy_from_file(name) if isinstance(name, str) else None) or make_policy(name)
     known = policy.settings()
     values: dict[str, Any] = {}
     for setting in settings:
@@ -135,14 +146,23 @@ def model_options(function: _F) -> _F:
             "--machine",
             default="gpu-80g",
             show_default=True,
-            help="A preset's name or a TOML file.",
+            help="A preset's name or a TOML file; an unknown name lists the presets.",
         ),
         click.option(
-            "--policy", default="kfd", show_default=True, help="kfd, or kfd(kernel=6.12, ...)."
+            "--policy",
+            default="kfd",
+            show_default=True,
+            help="A name, kfd or kfd(kernel=6.12, ...), or a policy of your own, file.py:Class; an "
+            "unknown name lists them.",
         ),
     ):
         function = option(function)
     return function
+
+
+plan_option = click.option(
+    "plan_path", "--plan", metavar="PLAN.toml", help="A hint plan: advice, settings, capacity."
+)
 
 
 @click.command(short_help="Replay a trace through a policy on a machine.")
@@ -151,9 +171,7 @@ def model_options(function: _F) -> _F:
 @click.option(
     "--raw-faults", is_flag=True, help="Deliver recorded faults once, by the driver's exact rules."
 )
-@click.option(
-    "plan_path", "--plan", metavar="PLAN.toml", help="A hint plan: advice, settings, capacity."
-)
+@plan_option
 @click.option("--strict", is_flag=True, help="Stop at the first fatal record: exit status 1.")
 @format_option()
 @range_option
@@ -235,24 +253,26 @@ def replay(
     if resume is None:
         node, rules = machine_of(machine), policy_of(policy, settings)
     else:
+        if given(context, "policy"):
+            policy_of(policy, ())  # one in a file is known by its name from then on
         node, rules, saved = saved_settings(resume)
         # What the command line says must be what the file says: the replay compares them.
-        if _given(context, "machine"):
+        if given(context, "machine"):
             node = machine_of(machine)
-        if _given(context, "policy", "settings"):
-            base = policy if _given(context, "policy") else rules
+        if given(context, "policy", "settings"):
+            base = policy if given(context, "policy") else rules
             rules = policy_of(base, settings)
-        by = by if _given(context, "by") else saved["by"]
+        by = by if given(context, "by") else saved["by"]
         raw_faults = raw_faults or saved["raw_faults"]
     if plan is None:
         space = space_of(node, rules)
     else:
-        space = _planned(context, plan, node, policy, settings)
+        space = planned(context, plan, node, policy, settings)
         node, rules = space.machine, space.policy
     try:
         processor_code_of(by, space)
     except SvmError as error:
-        raise InvalidArgumentError(f"--by: {error}{_hint(error, node)}") from error
+        raise InvalidArgumentError(f"--by: {error}{processor_hint(error, node)}") from error
     if out is not None:
         check_folder(out)
     if events is not None:
@@ -281,7 +301,7 @@ def replay(
             named = (source.path, *([] if resume is None else [str(resume)]))
             where = "" if str(error).startswith(named) else f"{trace}: "
             wanted = "" if "expected" in str(error) else ": expected every record to be served"
-            message = f"{where}{error}{wanted}{_hint(error, node)}"
+            message = f"{where}{error}{wanted}{processor_hint(error, node)}"
             if strict and _FATAL.match(str(error)):
                 raise CheckFailedError(message) from error
             raise InvalidArgumentError(message) from error
@@ -329,7 +349,7 @@ def replay(
         emit_json(table)
 
 
-def _given(context: click.Context, *names: str) -> bool:
+def given(context: click.Context, *names: str) -> bool:
     """Whether the command line names one of these parameters."""
     default = click.core.ParameterSource.DEFAULT
     return any(context.get_parameter_source(name) != default for name in names)
@@ -387,22 +407,22 @@ def _stopped_in_order(place: Path | None) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _planned(
+def planned(
     context: click.Context, plan: Plan, machine: Machine, policy: str, settings: tuple[str, ...]
 ) -> Space:
     """The space of a plan; what the command line says itself counts more."""
     own = dataclasses.replace(
         plan,
-        policy=None if _given(context, "policy") else plan.policy,
-        machine=None if _given(context, "machine") else plan.machine,
+        policy=None if given(context, "policy") else plan.policy,
+        machine=None if given(context, "machine") else plan.machine,
     )
     rules = policy_of(own.policy or policy, settings)
-    given = {setting.partition("=")[0].strip() for setting in settings}
-    kept = {key: value for key, value in plan.settings.items() if key not in given}
+    own_keys = {setting.partition("=")[0].strip() for setting in settings}
+    kept = {key: value for key, value in plan.settings.items() if key not in own_keys}
     return dataclasses.replace(own, policy=None, settings=kept).space(rules, machine)
 
 
-def _hint(error: SvmError, machine: Machine) -> str:
+def processor_hint(error: SvmError, machine: Machine) -> str:
     """Where more GPUs come from, for a processor that the machine lacks."""
     if not _STRANGER.search(str(error)):
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +62,10 @@ _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
     "--sweep",
     "swept",
     metavar="KEY=V,V,...",
+    multiple=True,
     help="Try these values of one parameter of each --policy (here locked_block by default), as "
-    "limit=64MiB,128MiB,inf.",
+    "limit=64MiB,128MiB,inf. Given for several parameters: each value of one with each of the "
+    "others.",
 )
 @click.option(
     "--machine", default="h200", show_default=True, help="A preset's name or a TOML file."
@@ -103,7 +106,7 @@ _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 def stacks(
     trace: str | None,
     policies: tuple[str, ...],
-    swept: str | None,
+    swept: tuple[str, ...],
     machine: str,
     capacity: str | None,
     settings: tuple[str, ...],
@@ -203,19 +206,29 @@ class _Run:
         return [one for one in found if one is not None]
 
 
-def _results(run: _Run, policies: tuple[str, ...], swept: str | None) -> dict[str, StackResult]:
-    if swept is None:
+def _results(
+    run: _Run, policies: tuple[str, ...], swept: tuple[str, ...]
+) -> dict[str, StackResult]:
+    if not swept:
         chosen = {name.strip(): policy(name) for name in policies or policy_names()}
     else:
-        key, equals, values = (part.strip() for part in swept.partition("="))
-        if not equals or not values:
-            raise InvalidArgumentError(f"--sweep {swept}: expected key=value,value,...")
-        made = [
-            policy(name).with_setting(key, value)
-            for name in policies or ("locked_block",)
-            for value in values.split(",")
-        ]
-        chosen = {str(one): one for one in made}
+        tried: dict[str, list[str]] = {}
+        for one in swept:
+            key, equals, values = (part.strip() for part in one.partition("="))
+            if not equals or not values:
+                raise InvalidArgumentError(f"--sweep {one}: expected key=value,value,...")
+            if key in tried:
+                raise InvalidArgumentError(
+                    f"--sweep {one}: {key} is given twice, expected all its values in one"
+                )
+            tried[key] = values.split(",")
+        chosen = {}
+        for name in policies or ("locked_block",):
+            for point in itertools.product(*tried.values()):
+                made = policy(name)
+                for key, value in zip(tried, point, strict=True):
+                    made = made.with_setting(key, value)
+                chosen[str(made)] = made
     return {name: run.replay(one) for name, one in chosen.items()}
 
 

@@ -92,8 +92,10 @@ cdef class PagedProcess(Process):
     cdef object __weakref__
     cdef readonly object machine
     cdef readonly object policy
+    cdef public bint advice_read   # the policy looked at advice
     cdef int serve(self, uint32_t processor, uint64_t page, bint write, answer_t* out) noexcept
     cdef int execute(self, object action, trigger_t trigger, answer_t* out) except -1
+    cdef list asked(self, str method, object actions)
     cdef object refuse(self, object action, str expected)
     cdef int check_processor(self, processor) except -1
     cdef int attribute(self, uint64_t first, uint64_t last, uint32_t kind,

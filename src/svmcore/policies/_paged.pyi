@@ -28,6 +28,7 @@ class View:
     def advice(self, addr: int) -> Advice: ...
 
 class PagedProcess(Process):
+    advice_read: bool
     @property
     def machine(self) -> Machine: ...
     @property

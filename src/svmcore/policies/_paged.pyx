@@ -129,6 +129,7 @@ from .._types cimport (
 
 from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, NotSupportedError, OutOfMemoryError
+from ..records import processor_name
 from .actions import (
     Advice,
     Drop,
@@ -1305,6 +1306,7 @@ cdef class View:
         """What the user advised for the page, an :class:`Advice`."""
         cdef range_entry_t e
         cdef advice_t* a
+        self.process.advice_read = True
         ranges_find(self.process.t.advice, addr >> 12, &e)
         a = self.process.t.sets + e.value
         gpus = range(1, 1 + self.process.t.ngpus)
@@ -1447,7 +1449,7 @@ cdef class PagedProcess(Process):
         try:
             fault = Fault(page << 12, processor, bool(write))
             # All is decided before anything is done.
-            for action in list(self.policy.service(View(self), [fault])):
+            for action in self.asked("service", self.policy.service(View(self), [fault])):
                 self.execute(action, trigger, out)
         except BaseException as error:
             self.failure = error
@@ -1518,6 +1520,17 @@ cdef class PagedProcess(Process):
             raise OutOfMemoryError("no memory for page masks")
         return 0
 
+    cdef list asked(self, str method, object actions):
+        """What a method of the policy gave, all of it."""
+        try:
+            each = iter(actions)
+        except TypeError:
+            raise InvalidArgumentError(
+                f"policy {self.policy.name}: {method} gave {actions!r:.80}: expected actions, "
+                "a list of them or by yield"
+            ) from None
+        return list(each)
+
     cdef object refuse(self, object action, str expected):
         return InvalidArgumentError(
             f"policy {self.policy.name}: {action!r:.120}: expected {expected}"
@@ -1558,7 +1571,7 @@ cdef class PagedProcess(Process):
                 actions = self.policy.prefetch(
                     View(self), int(page) << 12, int(stop - page + 1) << 12, value
                 )
-                for action in list(actions):
+                for action in self.asked("prefetch", actions):
                     self.execute(action, TRIGGER_PREFETCH, &answer)
                 if stop == last:
                     break
@@ -1785,9 +1798,11 @@ cdef class PagedProcess(Process):
 
     def find(self, page):
         """The row of :meth:`ranges` that holds *page*, ``None`` without one."""
-        for row in self.ranges(page, page):
-            return row
-        return None
+        cdef range_entry_t v, a
+        if vma_at(self.t, page, &v) == 0:
+            return None
+        ranges_find(self.t.advice, page, &a)
+        return self.ranges(max(v.first, a.first), page)[0]
 
     def where(self, page):
         """Where one page is: -1 nowhere yet, 0 system memory, 1 + i GPU i."""
@@ -1840,7 +1855,8 @@ cdef class PagedProcess(Process):
         if first_fault(self.t, processor, page, page, write) > <uint64_t>page:
             text = f"{name} reaches the page as it is: no fault."
             return "mapped", text, None, None
-        actions = list(self.policy.service(View(self), [Fault(page << 12, processor, bool(write))]))
+        fault = Fault(page << 12, processor, bool(write))
+        actions = self.asked("service", self.policy.service(View(self), [fault]))
         last_home = None
         for action in actions:
             if type(action) in (Move, Duplicate):
@@ -1865,10 +1881,29 @@ cdef class PagedProcess(Process):
             raise AssertionError(_RULES[rule])
 
 
+cdef str place_text(object place):
+    return processor_name(place) if type(place) is int else f"{place!r:.40}"
+
+
 cdef str action_text(object action):
-    words = [f"{name} {value:#x}" if name in ("start", "size") else f"{name} {value}"
-             for name, value in action._asdict().items()]
-    return " ".join([type(action).__name__.lower(), *words])
+    """An action in words, as ``move 0x200000..0x400000 to gpu0``."""
+    kind = type(action)
+    word = kind.__name__.lower()
+    if kind is Retry:
+        return f"retry at {action.t_ns} ns"
+    if kind is Fail:
+        return f"fail with {action.code}"
+    if kind not in (Move, Duplicate, Drop, Map, Unmap, Mark):
+        return f"{action!r:.80}"
+    span = f"{word} {action.start:#x}..{action.start + action.size:#x}"
+    if kind is Mark:
+        return f"{span} with {action.value}"
+    if kind is Drop:
+        return f"{span} at {place_text(action.at)}"
+    if kind in (Move, Duplicate):
+        return f"{span} to {place_text(action.to)}"
+    ending = "" if kind is Unmap or action.write else ", to read"
+    return f"{span} for {place_text(action.by)}{ending}"
 
 
 # ---- invariants -------------------------------------------------------------------------

@@ -112,6 +112,20 @@ class Policy:
         """
         self._keeper().unpack(process, arrays)
 
+    def unheeded(self, process: Any, attribute: int, value: int) -> str:
+        """Why advice of this kind decides nothing under it, ``""`` where it can.
+
+        Parameters
+        ----------
+        process : object
+            After the advice was given and the touches were made.
+        attribute : int
+            :class:`svmcore.attributes.Attribute`.
+        value : int
+            Of the attributes that set or clear flags: the flags.
+        """
+        return ""
+
     def _keeper(self) -> Any:
         if not self.KEEPER:
             raise NotSupportedError(f"policy {self.name}: its processes cannot be saved or loaded")

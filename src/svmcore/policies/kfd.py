@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..attributes import Attribute, Flag
 from ..errors import InvalidArgumentError
 from ..machine import Machine
 from .base import Policy, check_memory_parameters, register
 from .kernels import kernel_rules
 
 __all__ = ["Kfd"]
+
+#: Flags that change where pages go, or how they are mapped.
+_DECIDING_FLAGS = Flag.GPU_RO | Flag.GPU_ALWAYS_MAPPED
 
 
 @register("kfd")
@@ -86,6 +90,12 @@ class Kfd(Policy):
         from .._evict import ORDERS
 
         check_memory_parameters(self, ("driver", *ORDERS))
+
+    def unheeded(self, process: Any, attribute: int, value: int) -> str:
+        """Flags that the driver keeps for others: they say nothing of faults and moves."""
+        if attribute not in (Attribute.SET_FLAGS, Attribute.CLR_FLAGS) or value & _DECIDING_FLAGS:
+            return ""
+        return "kfd keeps the flag and decides nothing by it, though the memory becomes a range"
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A compiled process under the driver, with the machine's costs."""

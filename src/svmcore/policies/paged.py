@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..attributes import Attribute
 from ..errors import InvalidArgumentError
 from ..machine import Machine
 from ..records import processor_name
@@ -115,6 +116,12 @@ class Paged(Policy):
         rule, text, to, pages = process.explain(page, processor, bool(write))
         location = None if to is None else processor_name(to)
         return rule, text, location, None if pages is None else bytes_of(*pages)
+
+    def unheeded(self, process: Any, attribute: int, value: int) -> str:
+        """All advice but prefetches, where :meth:`service` never looked at any."""
+        if process.advice_read or attribute == Attribute.PREFETCH_LOC:
+            return ""
+        return f"{self.name} never looked at advice"
 
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A process that asks this policy, with the machine's costs."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from ..attributes import Attribute, Flag
 from ..errors import InvalidArgumentError
 from ..machine import Gpu, Machine
 from ..units import BLOCK_PAGES, PAGE_SHIFT, PAGE_SIZE
@@ -15,6 +16,13 @@ __all__ = ["REPLAY_POLICIES", "ManagedRange", "Uvm"]
 
 #: When the driver lets the GPU go on: numbers of ``uvm_perf_fault_replay_policy``.
 REPLAY_POLICIES = ("block", "batch", "batch_flush", "once")
+#: Attributes that stand for advice of CUDA, beside the flag of read mostly.
+_HEEDED = (
+    Attribute.PREFERRED_LOC,
+    Attribute.PREFETCH_LOC,
+    Attribute.ACCESS_IN_PLACE,
+    Attribute.NO_ACCESS,
+)
 _LAPSES = ("default", "off", "shipped", "intended")
 _BOUNDS = {
     "batch_size": (1, 4096),
@@ -230,6 +238,13 @@ class Uvm(Policy):
             return any(gpu.coherent for gpu in gpus)
         return self.access_counters
 
+    def unheeded(self, process: Any, attribute: int, value: int) -> str:
+        """Attributes that stand for no advice of this driver (section 2)."""
+        flags = attribute in (Attribute.SET_FLAGS, Attribute.CLR_FLAGS)
+        if attribute in _HEEDED or (flags and value & Flag.GPU_READ_MOSTLY):
+            return ""
+        return "uvm does not know it"
+
     def create(self, machine: Machine, node: Any = None) -> Any:
         """A compiled process under the driver, with the machine's costs."""
         from ._uvm import UvmProcess
@@ -267,6 +282,22 @@ class Uvm(Policy):
             return rule, text, None, None
         first, last = process.block(page)
         return rule, text, where, (first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT)
+
+    def candidates(
+        self, process: Any, page: int, processor: int, access: int
+    ) -> list[tuple[str, str | None, bool, str]]:
+        """Rules of the residency decision up to the one that holds: (rule, place, holds, text)."""
+        rule, text, _, _ = self.explain(process, page, processor, access)
+        number = rule.partition(" ")[0]
+        if number not in _PASSED:
+            return []
+        by, place = _name(processor), process.explain(page, processor, access)[1]
+        asked: list[tuple[str, str | None, bool, str]] = []
+        for passed, (name, why) in _PASSED.items():
+            if passed == number:
+                break
+            asked.append((f"{passed} {name}", None, False, why.format(by=by)))
+        return [*asked, (rule, _name(max(place, 0)), True, text)]
 
 
 class ManagedRange(NamedTuple):
@@ -306,4 +337,17 @@ _TEXTS = {
     "8": "{by} has native atomics on {where}: the page stays.",
     "9": "The preferred location {where} decides: {by} is mapped to it.",
     "11": "No other rule holds: the page goes to, or stays in, {where}.",
+}
+
+#: Rules in the order in which they are asked, and what is said of one that did not hold.
+_PASSED = {
+    "2": ("read duplication", "The range is not read mostly, and no copies of the page decide."),
+    "3": ("preferred location of the requester", "{by} is not the preferred location."),
+    "5": ("pinned", "The page is not pinned against thrashing."),
+    "6": ("first touch", "Somebody has the page already."),
+    "7": ("accessed by", "{by} is not in accessed_by, or does not reach the page where it is."),
+    "8": ("native atomics", "No native atomics over NVLink, or the touch is none."),
+    "9": ("preferred location", "None is set within reach, or {by} has the page itself."),
+    "10": ("foreign process", "The touch is of the process's own."),
+    "11": ("requester", ""),
 }

@@ -20,7 +20,7 @@ from ..units import PAGE_SHIFT, PAGE_SIZE, format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..compare import Difference
+    from ..compare import Comparison, Difference
     from ..plans import Plan
 
 __all__ = [
@@ -335,17 +335,15 @@ _RANKED_COLUMNS = (
 )
 
 
-def ranking(
-    plans: Sequence[tuple[Plan, Result]], difference: Difference | None = None
-) -> list[str | Table]:
+def ranking(found: Comparison) -> list[str | Table]:
     """Hint plans in rank order as a table, and where two of them part.
 
     Parameters
     ----------
-    plans : sequence of (Plan, Result)
-    difference : Difference, optional
-        Of two plans, as :func:`svmcore.compare.compare` finds it.
+    found : Comparison
+        As :func:`svmcore.compare.compare` gives it.
     """
+    plans = found.plans
     trace = plans[0][1].trace
     parts: list[str | Table] = [
         (
@@ -361,14 +359,29 @@ def ranking(
         "",
         *_aligned((printable(plan.name), _basis(plan, result)) for plan, result in plans),
     ]
-    if difference is not None:
-        parts += [
-            "",
-            f"They part at record {difference.record}, address {difference.page << PAGE_SHIFT:#x}:",
-            *(f"  {text}" for text in (difference.text_a, difference.text_b)),
-        ]
+    for title, part in (
+        ("They part at", found.first_difference),
+        ("The first touch that fares otherwise is", found.first_fault_difference),
+    ):
+        if part is not None:
+            parts += ["", *_parting(title, part, found.names)]
     notes = dict.fromkeys(note for _, result in plans for note in result.notes)
     return [*parts, "", *(f"note: {printable(note)}" for note in notes)]
+
+
+def _parting(title: str, part: Difference, names: Sequence[str]) -> list[str]:
+    """A record that two plans treat differently, and what came before under one of them."""
+    lines = [f"{title} record {part.record}, address {part.page << PAGE_SHIFT:#x}:"]
+    width = max(len(printable(name)) for name in names)
+    for name, text, evicted, earlier in (
+        (names[0], part.text_a, part.evicted_a, part.earlier_a),
+        (names[1], part.text_b, part.evicted_b, part.earlier_b),
+    ):
+        before = "" if earlier is None else f"Before: {earlier.text}"
+        for word, told in ((printable(name), text), ("", evicted), ("", before)):
+            if told:
+                lines.append(f"  {word:<{width}}  {printable(told)}")
+    return lines
 
 
 def _basis(plan: Plan, result: Result) -> str:
@@ -590,7 +603,9 @@ def state_inspection(table: Mapping[str, Any]) -> list[str | Table]:
     if counters:
         rows.append(("counted", _amounts(counters)))
     if replay is not None:
-        words = {key: value for key, value in replay.items() if key not in ("done", "digest")}
+        words = {
+            key: value for key, value in replay.items() if key not in ("done", "digest", "names")
+        }
         rows += [
             ("replay", f"{counted(replay['done'], 'record')} done; {settings_text(words)}"),
             ("of trace", f"digest {replay['digest']}"),
