@@ -12,12 +12,12 @@ from svmcore._ranges cimport (
     ranges_assign,
     ranges_clone,
     ranges_count,
-    ranges_find,
     ranges_free,
     ranges_nbytes,
     ranges_new,
     ranges_next,
     ranges_t,
+    ranges_value,
 )
 
 
@@ -41,11 +41,10 @@ cdef class CoreMap:
                 raise MemoryError
 
     def find_all(self, const uint64_t[::1] page, uint32_t[::1] out):
+        # The value alone, which is what the maps of C++ are asked for.
         cdef Py_ssize_t i
-        cdef range_entry_t entry
         for i in range(page.shape[0]):
-            ranges_find(self.map, page[i], &entry)
-            out[i] = entry.value
+            out[i] = ranges_value(self.map, page[i])
 
     def clone(self):
         cdef CoreMap other = CoreMap.__new__(CoreMap)

@@ -329,25 +329,19 @@ cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
 # --- look-up ------------------------------------------------------------------
 
 # Last slot with key <= x. Branch-free: a wrong guess costs as much as the whole search.
+# Three keys a step, whose loads do not wait for one another as those of a halving do.
 cdef inline size_t inner_search(const uint64_t* key, uint64_t x) noexcept nogil:
-    cdef size_t base = 16 & -<size_t>(key[16] <= x)
-    base += 8 & -<size_t>(key[base + 8] <= x)
-    base += 4 & -<size_t>(key[base + 4] <= x)
-    base += 2 & -<size_t>(key[base + 2] <= x)
-    base += 1 & -<size_t>(key[base + 1] <= x)
-    return base
+    cdef size_t base = <size_t>(key[8] <= x) + (key[16] <= x) + (key[24] <= x) << 3
+    base += <size_t>(key[base + 2] <= x) + (key[base + 4] <= x) + (key[base + 6] <= x) << 1
+    return base + (key[base + 1] <= x)
 
 
 cdef inline size_t leaf_search(const uint32_t* start, uint64_t distance) noexcept nogil:
     # Beyond the reach only unused keys follow, so the clamp changes no answer.
     cdef uint32_t x = <uint32_t>(distance if distance < REACH else REACH)
-    cdef size_t base = 32 & -<size_t>(start[32] <= x)
-    base += 16 & -<size_t>(start[base + 16] <= x)
-    base += 8 & -<size_t>(start[base + 8] <= x)
-    base += 4 & -<size_t>(start[base + 4] <= x)
-    base += 2 & -<size_t>(start[base + 2] <= x)
-    base += 1 & -<size_t>(start[base + 1] <= x)
-    return base
+    cdef size_t base = <size_t>(start[16] <= x) + (start[32] <= x) + (start[48] <= x) << 4
+    base += <size_t>(start[base + 4] <= x) + (start[base + 8] <= x) + (start[base + 12] <= x) << 2
+    return base + (start[base + 1] <= x) + (start[base + 2] <= x) + (start[base + 3] <= x)
 
 
 cdef inline void entry_of(const leaf_t* leaf, size_t slot, uint64_t low, uint64_t last,
@@ -404,7 +398,6 @@ cdef void path_to(ranges_t* m, uint64_t page, path_t* path) noexcept nogil:
     path.leaf = node
     if m.leaf.used > CACHED_LEAVES:
         leaf_prefetch(leaf_at(m, node))
-    m.work.nodes_visited += m.height + 1
 
 
 cdef inline uint32_t value_at(ranges_t* m, uint64_t page) noexcept nogil:
@@ -571,9 +564,9 @@ cdef uint32_t node_copy(ranges_t* m, arena_t* a, uint32_t node, path_t* path,
     return copy
 
 
-# Make the nodes of a path changeable in the open transaction. Copies say the same
+# Make the inner nodes of a path changeable in the open transaction. Copies say the same
 # as their originals, so stopping half-way for lack of memory leaves the map as it was.
-cdef int path_own(ranges_t* m, path_t* path, bint with_leaf) noexcept nogil:
+cdef int path_own(ranges_t* m, path_t* path) noexcept nogil:
     cdef uint32_t depth, copy
     for depth in range(m.height):
         if m.inner.mark[path.node[depth]] == 0:
@@ -581,71 +574,83 @@ cdef int path_own(ranges_t* m, path_t* path, bint with_leaf) noexcept nogil:
             if copy == NONE:
                 return -1
             path.node[depth] = copy
-    if with_leaf and m.leaf.mark[path.leaf] == 0:
-        copy = node_copy(m, &m.leaf, path.leaf, path, m.height)
-        if copy == NONE:
-            return -1
-        path.leaf = copy
     return 0
 
 
-# Assign inside the leaf of the path. 1 = done, 0 = needs the seam path, -1 = no memory.
-cdef int leaf_assign(ranges_t* m, path_t* path, uint64_t first, uint64_t last,
-                     uint32_t value) noexcept nogil:
-    cdef leaf_t* leaf = leaf_at(m, path.leaf)
-    cdef uint32_t n = m.leaf.count[path.leaf]
-    cdef uint64_t from_low = first - path.low
-    cdef uint64_t to_low = last - path.low
+# The same for the way to a page, and for its leaf, which the map of begin knows: the copy
+# of the leaf, or NONE when out of memory.
+cdef uint32_t leaf_own(ranges_t* m, uint64_t page) noexcept nogil:
+    cdef path_t path
+    path_to(m, page, &path)
+    if path_own(m, &path) < 0:
+        return NONE
+    return node_copy(m, &m.leaf, path.leaf, &path, m.height)
+
+
+# Assign inside one leaf. 1 = done, 0 = needs the seam path, -1 = no memory.
+cdef inline int leaf_assign(ranges_t* m, uint64_t first, uint64_t last,
+                            uint32_t value) noexcept nogil:
+    cdef uint64_t low, fence
+    cdef uint32_t node = descend(m, first, &low, &fence)
+    cdef leaf_t* leaf = leaf_at(m, node)
+    cdef uint32_t n = m.leaf.count[node]
+    cdef uint64_t from_low = first - low
+    cdef uint64_t next_low = last - low
     cdef uint32_t left, right, after, i
+    cdef uint32_t tail_value
+    cdef size_t size
     cdef bint joins = m.merge or value == 0
-    cdef bint head, tail = False
-    cdef uint32_t tail_value = 0
-    left = <uint32_t>leaf_search(leaf.start, from_low)
-    right = left + 1
-    left += leaf.start[left] < from_low
-    while right < n and leaf.start[right] <= to_low:
-        right += 1
-    # left entries stay in front, those from right on stay behind.
-    if last != path.last:
-        if right < n and leaf.start[right] == to_low + 1:
-            right += joins and leaf.value[right] == value
-        elif not (joins and leaf.value[right - 1] == value):
-            tail = True
-            tail_value = leaf.value[right - 1]
-    elif joins and last != TOP and value_at(m, last + 1) == value:
+    cdef bint head = True
+    cdef bint tail = last != fence
+    m.work.nodes_visited += m.height + 1
+    if last > fence:
         return 0
-    if left == 0:
-        if joins and first != 0 and value_at(m, first - 1) == value:
+    # left entries stay in front, those from right on stay behind. A boundary at the page
+    # behind last is not kept but made anew: then it need not be asked whether there is one.
+    next_low += tail
+    left = <uint32_t>leaf_search(leaf.start, from_low)
+    left += leaf.start[left] < from_low
+    right = <uint32_t>leaf_search(leaf.start, next_low) + 1
+    tail_value = leaf.value[right - 1]
+    if joins:
+        if tail:
+            tail = tail_value != value
+        elif last != TOP and value_at(m, last + 1) == value:
             return 0
-        head = True
-    else:
-        head = not (joins and leaf.value[left - 1] == value)
-    if (head and from_low > REACH) or (tail and to_low + 1 > REACH):
+        if left > 0:
+            head = leaf.value[left - 1] != value
+        elif first != 0 and value_at(m, first - 1) == value:
+            return 0
+    if (head and from_low > REACH) or (tail and next_low > REACH):
         return 0
     after = n - (right - left) + head + tail
     if after > m.leaf_max or (after < n and after < m.leaf_min and m.height > 0):
         return 0
-    if m.open:
-        if path_own(m, path, True) < 0:
+    # The way to a leaf that was made in the transaction was made in it too.
+    if m.open and m.leaf.mark[node] == 0:
+        node = leaf_own(m, first)
+        if node == NONE:
             return -1
-        leaf = leaf_at(m, path.leaf)
-    for i in range(left, right):
-        m.count -= leaf.value[i] != 0
+        leaf = leaf_at(m, node)
     # An entry of which a tail is left was cut, not removed.
     m.work.entries_removed += right - left - (tail and right > left)
+    for i in range(left, right):
+        m.count -= leaf.value[i] != 0
     if after != n:
         i = left + head + tail
-        memmove(&leaf.start[i], &leaf.start[right], (n - right) * sizeof(uint32_t))
-        memmove(&leaf.value[i], &leaf.value[right], (n - right) * sizeof(uint32_t))
+        # Unused entries move with them: sizes that vary less are guessed better.
+        size = (LEAF - max(i, right)) * sizeof(uint32_t)
+        memmove(&leaf.start[i], &leaf.start[right], size)
+        memmove(&leaf.value[i], &leaf.value[right], size)
         for i in range(after, n):
             leaf.start[i] = NONE
-        m.leaf.count[path.leaf] = <uint8_t>after
+        m.leaf.count[node] = <uint8_t>after
     if head:
         leaf.start[left] = <uint32_t>from_low
         leaf.value[left] = value
         m.count += value != 0
     if tail:
-        leaf.start[left + head] = <uint32_t>(to_low + 1)
+        leaf.start[left + head] = <uint32_t>next_low
         leaf.value[left + head] = tail_value
         m.count += tail_value != 0
     return 1
@@ -802,9 +807,10 @@ cdef int seam_begin(ranges_t* m, seam_t* seam, uint64_t first, uint64_t last,
     seam.made_leaf_count = seam.made_inner_count = seam.cut_count = 0
     seam.old_leaf_count = seam.old_inner_count = 0
     path_to(m, first - left_joins, pa)
-    if m.open and path_own(m, pa, False) < 0:
+    if m.open and path_own(m, pa) < 0:
         return -1
     path_to(m, last + right_joins, pc)
+    m.work.nodes_visited += 2 * (m.height + 1)
 
     leaf = leaf_at(m, pa.leaf)
     count = m.leaf.count[pa.leaf]
@@ -995,11 +1001,7 @@ cdef int seam_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value)
 
 
 cdef int ranges_assign(ranges_t* m, uint64_t first, uint64_t last, uint32_t value) noexcept nogil:
-    cdef path_t path
-    cdef int done = 0
-    path_to(m, first, &path)
-    if last <= path.last:
-        done = leaf_assign(m, &path, first, last, value)
+    cdef int done = leaf_assign(m, first, last, value)
     if done == 0:
         done = seam_assign(m, first, last, value)
     if done < 0:
@@ -1419,8 +1421,9 @@ ENTRY = np.dtype([("first", np.uint64), ("last", np.uint64), ("value", np.uint32
 
 cdef extern from "Python.h":
     # Declared without the exception: the test for it is made by hand below, which
-    # keeps a try block out of the scalar calls.
-    unsigned long long int_as_u64 "PyLong_AsUnsignedLongLong"(object) noexcept
+    # keeps a try block out of the scalar calls. The conversion to unsigned long long
+    # is slow above 30 bits, where the page numbers of real addresses lie.
+    size_t int_as_size "PyLong_AsSize_t"(object) noexcept
 
 
 cdef uint64_t number_or_raise(object number, str name, uint64_t limit) except? 0xFFFFFFFFFFFFFFFF:
@@ -1437,8 +1440,8 @@ cdef uint64_t number_or_raise(object number, str name, uint64_t limit) except? 0
 
 
 cdef inline uint64_t page_of(object number, str name) except? 0xFFFFFFFFFFFFFFFF:
-    cdef uint64_t page = int_as_u64(number)
-    if page == TOP and PyErr_Occurred() != NULL:
+    cdef size_t page = int_as_size(number)
+    if page == <size_t>-1 and PyErr_Occurred() != NULL:
         PyErr_Clear()
         return number_or_raise(number, name, TOP)
     return page
@@ -1793,6 +1796,7 @@ cdef class RangeMap:
             raise OutOfMemoryError("no memory to assign a range; the map is unchanged")
         return 0
 
+    @cython.binding(False)
     def assign(self, first, last, value):
         """Overwrite the pages *first* to *last* with one entry.
 
@@ -1823,14 +1827,15 @@ cdef class RangeMap:
         ------
         Own; head and tail are split as in the kernel's ``svm_range_add``.
         """
-        cdef uint64_t number = int_as_u64(value)
-        if number - 1 >= 0xFFFFFFFF:
+        cdef uint64_t number = int_as_size(value)
+        if number - 1 >= 0xFFFFFFFE:  # 0, an error or, where it may be one, the largest value
             PyErr_Clear()
             number = number_or_raise(value, "value", 0xFFFFFFFF)
             if number == 0:
                 raise InvalidArgumentError("value 0: expected 1..0xffffffff, erase() makes a hole")
         self._assign(first, last, <uint32_t>number)
 
+    @cython.binding(False)
     def erase(self, first, last):
         """Make the pages *first* to *last* a hole.
 
