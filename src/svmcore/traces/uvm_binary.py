@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import CPU, RECORD, UNKNOWN, Access, Kind
+from ..records import CPU, FATAL_TYPES, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
 from .base import Mapping, Records, Summary, Trace, TraceKind, register, shown
 from .fixed import Entries, decoded
@@ -29,9 +29,9 @@ _ACCESS = np.array([Access.PREFETCH, Access.READ, Access.WRITE, Access.ATOMIC, A
 #: The fields of mode 0 that are read; engines, clients and the rest stand between them.
 _ENTRY = np.dtype(
     {
-        "names": ["addr", "time", "access", "type"],
-        "formats": ["<u8", "<u8", "u1", "u1"],
-        "offsets": [0, 8, 19, 29],
+        "names": ["addr", "time", "fault", "access", "type"],
+        "formats": ["<u8", "<u8", "u1", "u1", "u1"],
+        "offsets": [0, 8, 18, 19, 29],
         "itemsize": 32,
     }
 )
@@ -61,7 +61,10 @@ class UvmBinaryTrace(Trace):
 
     format = "uvm-binary"
     description = "binary fault log of the instrumented nvidia-uvm driver, modes 0 and 1"
-    beyond_records = ("host name", "fault type, client and engine of each fault")
+    beyond_records = (
+        "host name",
+        "client and engine of each fault, its type where it is not fatal",
+    )
 
     @property
     def kind(self) -> TraceKind:
@@ -128,7 +131,12 @@ class _Decoder:
         times = np.where(last >= 0, entries["time"][np.maximum(last, 0)], np.uint64(self.t_ns))
         self.t_ns = int(times[-1])
         access = np.where(faults, _ACCESS[entries["access"] % len(_ACCESS)], Access.UNKNOWN)
-        return self._records(types, entries["addr"], entries["time"], times, access, first)
+        out = self._records(types, entries["addr"], entries["time"], times, access, first)
+        fatal = faults & np.isin(entries["fault"], FATAL_TYPES)
+        if fatal.any():
+            known = types <= _RANGE
+            out["peer"] = np.where(fatal, entries["fault"], UNKNOWN)[known]
+        return out
 
     def _records(
         self,
