@@ -16,17 +16,23 @@ __all__ = ["events_form", "write_events"]
 _BY_SUFFIX = {".json": "perfetto", ".csv": "csv", ".npy": "npy", ".parquet": "parquet"}
 
 
-def events_form(path: str) -> str:
+def events_form(path: str, policy: str) -> str:
     """The format that the name of an event file asks for.
 
     Raises
     ------
     InvalidArgumentError
-        If it is there already.
+        If it is there already, or cannot say what the policy does.
     """
     if Path(path).exists():
         raise InvalidArgumentError(f"--events {path}: is there already: expected another name")
-    return _BY_SUFFIX.get(Path(path).suffix.lower(), "kfd-smi")
+    form = _BY_SUFFIX.get(Path(path).suffix.lower(), "kfd-smi")
+    if form == "kfd-smi" and policy != "kfd":
+        raise InvalidArgumentError(
+            f"--events {path}: KFD SMI text says nothing of policy {policy}: expected a name that "
+            f"ends in {', '.join(_BY_SUFFIX)}"
+        )
+    return form
 
 
 def write_events(source: Trace, path: str, space: Space, by: str) -> str:
@@ -37,7 +43,7 @@ def write_events(source: Trace, path: str, space: Space, by: str) -> str:
     SvmError
         As :func:`svmcore.events.modelled_events` and the writers.
     """
-    form = events_form(path)
+    form = events_form(path, space.policy.name)
     arrays = modelled_events(source, space, by=by)
     if form not in WRITERS:
         write_perfetto(path, arrays)

@@ -174,8 +174,8 @@ def model_options(function: _F) -> _F:
 @click.option(
     "--events",
     metavar="FILE",
-    help="Write the modelled events (policy kfd): KFD SMI text, or by its suffix .json (Perfetto), "
-    ".csv, .npy, .parquet.",
+    help="Write the modelled events (policies kfd and uvm): by its suffix .json (Perfetto), .csv, "
+    ".npy, .parquet, or KFD SMI text (kfd).",
 )
 @click.option(
     "--profile",
@@ -256,7 +256,7 @@ def replay(
     if out is not None:
         check_folder(out)
     if events is not None:
-        events_form(events)
+        events_form(events, rules.name)
     ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
     with opened(trace, form, ranges, doing=doing, cache=cache) as source:
