@@ -87,6 +87,7 @@ cdef extern from "svmcore/svmcore.h" nogil:
         SVMCORE_EVENT_EVICT_OBJECT
         SVMCORE_EVENT_FILTER
         SVMCORE_EVENT_HANG
+        SVMCORE_EVENT_BATCH
 
     cdef enum svmcore_trigger:
         SVMCORE_TRIGGER_PREFETCH

@@ -25,6 +25,7 @@ from ._capi cimport (
     SVMCORE_ABI,
     SVMCORE_ATTR_PREFETCH_LOC,
     SVMCORE_CAPSULE,
+    SVMCORE_EVENT_BATCH,
     SVMCORE_EVENT_EVICT_OBJECT,
     SVMCORE_EVENT_MIGRATE,
     SVMCORE_EVENT_QUEUE,
@@ -305,7 +306,7 @@ cdef void take_event(svmcore_event_t* out, const event_t* e) noexcept nogil:
     elif e.kind == SVMCORE_EVENT_EVICT_OBJECT:
         out.addr = 0
         out.bytes = e.first << PAGE_SHIFT
-    elif e.kind == SVMCORE_EVENT_QUEUE or e.kind == SVMCORE_EVENT_WARN:
+    elif e.kind in (SVMCORE_EVENT_QUEUE, SVMCORE_EVENT_WARN, SVMCORE_EVENT_BATCH):
         out.addr = out.bytes = 0
 
 
@@ -619,6 +620,7 @@ cdef void deliver_any(handle_t* h, svmcore_fault_t* a) noexcept nogil:
     fault.ts = a.timestamp
     fault.processor = a.by
     fault.access = a.flags & SVMCORE_WRITE
+    fault.type = 0
     h.ops.step(h.state)
     h.ops.deliver(h.state, &fault, 1, &out)
     a.reason = out.reason

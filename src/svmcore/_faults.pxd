@@ -36,6 +36,9 @@ cdef enum reason_t:
     REASON_BUS_ERROR
     REASON_NO_MEMORY     # of the model, not of a device: nothing was changed
     REASON_OUT_OF_MEMORY # of a device, with nothing to evict
+    REASON_FAULT_TYPE       # the hardware calls the fault fatal
+    REASON_INVALID_PREFETCH # a fault of the hardware's prefetcher on an unknown address
+    REASON_PREFETCH_OFF     # such faults are not reported at the time
 
 cdef enum event_kind:
     EVENT_MIGRATE        # first, last, from, to, cause = trigger, value = pages moved
@@ -46,6 +49,17 @@ cdef enum event_kind:
     EVENT_EVICT_OBJECT   # value = device number, first = pages of the object
     EVENT_FILTER         # first = page taken out of the fault filter
     EVENT_HANG           # first = page where the driver would never settle
+    EVENT_FAULT          # first, last, from = requester, value = access of a record
+    EVENT_SERVED         # first, last, from = requester, value = 1 when pages moved
+    EVENT_BATCH          # value = faults fetched
+    EVENT_DUPLICATE      # first, last, from, to
+    EVENT_REMOTE         # first, last, from = who is mapped, to = where they are, value = cause
+    EVENT_EVICT          # first, last, from = GPU that gives them up
+    EVENT_THRASH         # first, last, from = who was last: pages thrash from now on
+    EVENT_THROTTLE       # first, last, from = requester, value = until, ns
+    EVENT_PIN            # first, last, from = requester, to = where
+    EVENT_UNPIN          # first, last
+    EVENT_CANCEL         # first, last, from = requester, value = fatal reason
 
 # Numbers of the KFD SMI interface.
 cdef enum trigger_t:

@@ -45,6 +45,9 @@ REASONS = (
     "bus_error",
     "no_memory",
     "out_of_memory",
+    "fault_type",
+    "invalid_prefetch",
+    "prefetch_off",
 )
 
 

@@ -11,7 +11,7 @@ from ._types cimport record_t
 
 cdef enum:
     MAX_TENANTS = 64
-    MAX_BATCH = 256          # faults of one delivery
+    MAX_BATCH = 4096         # faults of one delivery
     NOWHERE = 255            # processor code: not decided
 
 # What one touch, or one delivered fault, met.
@@ -30,7 +30,8 @@ cdef struct arrival_t:
     uint64_t page
     uint64_t ts              # of the fault buffer entry
     uint32_t processor       # 1 + i GPU i
-    uint32_t access          # as in a record: 0 read, 1 write, 2 atomic
+    uint32_t access          # as in a record: 0 read, 1 write, 2 atomic, 3 prefetch, 4 unknown
+    uint32_t type            # of the hardware, fatal from 5 on; 0 where it is not known
 
 # Operations of a policy on its process, pages inclusive. Costs add to engine.cost_ns unless
 # said otherwise; whoever calls lets them pass.

@@ -241,6 +241,11 @@ cdef class Process:
         return [dict(self.engine.processors[i]) for i in range(1 + len(self.gpus))]
 
     @property
+    def batch(self):
+        """Most recorded faults in a row that one raw delivery takes."""
+        return self.ops.batch
+
+    @property
     def now(self):
         """Modelled time, ns."""
         return self.engine.now

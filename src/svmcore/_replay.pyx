@@ -5,10 +5,11 @@ Owns nothing: the state is the process's. The GIL is released for a whole chunk.
 One thread at a time replays into a process.
 """
 from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from ._faults cimport REASON_NONE, REASON_OK, engine_t
-from ._process cimport MAX_BATCH, NOWHERE, Process, arrival_t, ops_t, process_check, touch_t
+from ._process cimport NOWHERE, Process, arrival_t, ops_t, process_check, touch_t
 from ._types cimport (
     E_EXIST,
     E_INVAL,
@@ -35,7 +36,7 @@ from .policies._kfd cimport (
 
 import numpy as np
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, OutOfMemoryError
 from .records import processor_name
 
 #: What one record did, 40 bytes, C layout.
@@ -56,16 +57,25 @@ OUTCOME = np.dtype(
 
 cdef enum:
     UNKNOWN = 255
+    FATAL_TYPES = 5
+    LAST_TYPE = 16
 
 cdef struct replay_t:
     uint8_t by           # processor of records that name none
     bint raw             # recorded faults are delivered once
     bint by_arrival      # a record is not handled before its own time
     uint64_t t0          # time of the first record
+    arrival_t* faults    # raw: room for one delivery, and for what it met
+    touch_t* met
 
 
 cdef inline uint32_t narrow(uint64_t value) noexcept nogil:
     return <uint32_t>value if value < 0xffffffffU else 0xffffffffU
+
+
+cdef inline uint32_t fault_type(const record_t* record) noexcept nogil:
+    """The hardware's type of a recorded fault, where it is fatal."""
+    return record.peer if FATAL_TYPES <= record.peer <= LAST_TYPE else 0
 
 
 cdef inline void take(outcome_t* out, const touch_t* a) noexcept nogil:
@@ -120,8 +130,9 @@ cdef size_t replay(const ops_t* ops, void* state, engine_t* e, uint32_t ngpus,
     cdef const record_t* record
     cdef uint8_t processor
     cdef uint64_t last
-    cdef touch_t met[MAX_BATCH]
-    cdef arrival_t faults[MAX_BATCH]
+    cdef touch_t one
+    cdef arrival_t* faults = how.faults
+    cdef touch_t* met = how.met
     while i < n:
         record = records + i
         memset(out + i, 0, sizeof(outcome_t))
@@ -149,6 +160,7 @@ cdef size_t replay(const ops_t* ops, void* state, engine_t* e, uint32_t ngpus,
                     how.by if records[i + k].proc == UNKNOWN else records[i + k].proc
                 )
                 faults[k].access = records[i + k].access
+                faults[k].type = fault_type(records + i + k)
             memset(met, 0, (end - i) * sizeof(touch_t))
             ops.step(state)
             ops.deliver(state, faults, <uint32_t>(end - i), met)
@@ -157,11 +169,11 @@ cdef size_t replay(const ops_t* ops, void* state, engine_t* e, uint32_t ngpus,
                 take(out + i + k, met + k)
         else:
             last = record.addr + (record.size - 1 if record.size else 0)
-            memset(met, 0, sizeof(touch_t))
-            met[0].best = NOWHERE
-            met[0].reason = REASON_OK
-            ops.touch(state, processor, record.addr >> 12, last >> 12, record.access, met)
-            take(out + i, met)
+            memset(&one, 0, sizeof(touch_t))
+            one.best = NOWHERE
+            one.reason = REASON_OK
+            ops.touch(state, processor, record.addr >> 12, last >> 12, record.access, &one)
+            take(out + i, &one)
         while i < end:
             pass_time(e, records + i, out + i)
             i += 1
@@ -188,6 +200,7 @@ cdef inline void kfd_raw(kfd_t* p, const record_t* record, uint8_t processor, ui
     fault.ts = record.t_ns
     fault.processor = processor
     fault.access = record.access
+    fault.type = fault_type(record)
     kfd_step(p)
     kfd_deliver_touch(p, &fault, node, &a)
     take(out, &a)
@@ -267,6 +280,8 @@ def replay_chunk(Process process not None, const record_t[::1] records, outcome_
     InvalidArgumentError
         If the arrays differ in length, or a record's processor is none of the
         machine; records before it have been replayed.
+    OutOfMemoryError
+        If there is no room for the raw faults of one delivery; nothing was replayed.
 
     Complexity
     ----------
@@ -284,8 +299,17 @@ def replay_chunk(Process process not None, const record_t[::1] records, outcome_
     how.raw = raw
     how.by_arrival = by_arrival
     how.t0 = t0
+    how.faults = NULL
+    how.met = NULL
     if n == 0:
         return
+    if raw and kfd is None:
+        how.faults = <arrival_t*>malloc(process.ops.batch * sizeof(arrival_t))
+        how.met = <touch_t*>malloc(process.ops.batch * sizeof(touch_t))
+        if how.faults == NULL or how.met == NULL:
+            free(how.faults)
+            free(how.met)
+            raise OutOfMemoryError("no memory for a delivery of faults")
     with nogil:
         if kfd is not None:
             kfd_mode(kfd.p)
@@ -293,6 +317,8 @@ def replay_chunk(Process process not None, const record_t[::1] records, outcome_
         else:
             done = replay(process.ops, process.state, process.engine, ngpus, &records[0], n,
                           &outcomes[0], &how)
+    free(how.faults)
+    free(how.met)
     process_check(process)
     if done < n:
         processor = by if records[done].proc == UNKNOWN else records[done].proc

@@ -33,6 +33,35 @@ CHUNK = 1 << 16
 #: Where in ``value`` of a MIGRATE record the result of a migration is; see kfd_smi.MigrateValue.
 _SUCCESS = 1 << 29
 
+#: The kind of record of each word of a log.
+_KINDS = {
+    "batch": Kind.BATCH,
+    "cancel": Kind.CANCEL,
+    "duplicate": Kind.DUPLICATE,
+    "evict": Kind.EVICT,
+    "fault": Kind.FAULT,
+    "migrate": Kind.MIGRATE,
+    "pin": Kind.THRASHING,
+    "remote": Kind.REMOTE,
+    "served": Kind.FAULT_END,
+    "thrash": Kind.THRASHING,
+    "throttle": Kind.THRASHING,
+    "unmap": Kind.UNMAP_GPU,
+    "unpin": Kind.THRASHING,
+}
+_THRASHING = {"thrash": 0, "throttle": 1, "pin": 2, "unpin": 3}
+#: ``value`` of MIGRATE records by uvm's causes: KFD's trigger, and NVIDIA's cause above it; see
+#: traces.nvidia.
+_MIGRATE_VALUES = {
+    "user": 0x100,
+    "gpu_fault": 0x201,
+    "cpu_fault": 0x202,
+    "eviction": 0x403,
+    "prefetcher": 0x300,
+    "advice": 0x100,
+    "access_counter": 0x501,
+}
+
 _Row = tuple[int, int, int, int, int, int, int, int, int]
 
 
@@ -44,12 +73,13 @@ def modelled_events(
 ) -> Iterator[npt.NDArray[np.void]]:
     """Replay a trace into a space and give what its driver's event log would say.
 
-    As :func:`svmcore.replay`, but a touch is taken apart where it faults, so that each fault
-    has its page. Faults, migrations, evictions and unmaps are the same; where pages are
+    As :func:`svmcore.replay`. Under kfd a touch is taken apart where it faults, so that each
+    fault has its page. Faults, migrations, evictions and unmaps are the same; where pages are
     answered from another memory, the modelled time may differ by the latency of a remote
     access for each part. Events inside one fault stand in the driver's order: the fault, what
     was unmapped, what moved, the end of the fault. Queue events stand for each GPU, with
-    trigger 0 (SVM).
+    trigger 0 (SVM). Under uvm, which serves faults in batches, the process keeps one log, and
+    the events are those of the replay, times too.
 
     Parameters
     ----------
@@ -62,7 +92,8 @@ def modelled_events(
     Yields
     ------
     ndarray, shape (n,), dtype RECORD
-        FAULT, FAULT_END, MIGRATE, UNMAP_GPU, QUEUE_EVICT and QUEUE_RESTORE records. Times are
+        FAULT, FAULT_END, MIGRATE, UNMAP_GPU, QUEUE_EVICT and QUEUE_RESTORE records; under uvm
+        instead of queue events EVICT, BATCH, REMOTE, DUPLICATE, THRASHING and CANCEL. Times are
         the trace's own clock where it is a fault trace, else modelled times.
 
     Raises
@@ -88,15 +119,18 @@ def modelled_events(
     [('FAULT', '0x200000', 4096), ('MIGRATE', '0x200000', 2097152), ('FAULT_END', '0x200000', 4096)]
     """
     process: Any = space.process
-    if not all(hasattr(process, name) for name in ("begin", "finish", "page_states", "gpus")):
+    teller: type[_Events] = _Teller
+    if hasattr(process, "words"):
+        teller = _LogTeller
+    elif not all(hasattr(process, name) for name in ("begin", "finish", "page_states", "gpus")):
         raise InvalidArgumentError(
-            f"policy {space.policy.name}: keeps no log of its effects: expected kfd"
+            f"policy {space.policy.name}: keeps no log of its effects: expected kfd or uvm"
         )
     source = _open(trace)
     code = processor_code_of(by, space)
     for first, last in _page_spans(source.mappings()):
         _map_missing(space, first, last)
-    run = _Teller(space, code, by_arrival=source.kind == "fault")
+    run = teller(space, code, by_arrival=source.kind == "fault")
     for records in source.chunks(CHUNK):
         for record in records[records["kind"] <= Kind.PREFETCH]:
             run.add(record)
@@ -106,7 +140,7 @@ def modelled_events(
         yield run.take()
 
 
-class _Teller:
+class _Events:
     """One run on its way: its events since they were last taken."""
 
     def __init__(self, space: Space, by: int, *, by_arrival: bool) -> None:
@@ -114,20 +148,93 @@ class _Teller:
         self.by = by
         self.by_arrival = by_arrival
         self.offset: int | None = None  # of the trace's clock to the space's
-        self.codes = {gpu.id: i + 1 for i, gpu in enumerate(self.process.gpus)} | {0: CPU}
         self.rows: list[_Row] = []
         self.out = np.empty(1, OUTCOME)
         self.one = np.empty(1, RECORD)
-        from ._process import TRIGGERS, UNMAPS
 
-        self.triggers = {name: number for number, name in enumerate(TRIGGERS)}
-        self.unmaps = {name: number for number, name in enumerate(UNMAPS)}
+    def add(self, record: np.void) -> None:
+        """Replay one record."""
+        raise NotImplementedError
 
     def take(self) -> npt.NDArray[np.void]:
         """The events since the last call."""
         found = np.array(self.rows, RECORD)
         self.rows.clear()
         return found
+
+
+class _LogTeller(_Events):
+    """Under a policy with a log of its own."""
+
+    def add(self, record: np.void) -> None:
+        """Replay one record and tell its events."""
+        process = self.process
+        if self.offset is None and record["kind"] <= Kind.FAULT:
+            self.offset = int(record["t_ns"]) - int(process.now)
+        self.one[0] = record
+        if self.by_arrival and self.offset is not None and self.offset < 0:
+            self.one["t_ns"] += np.uint64(-self.offset)
+        process.begin(int(process.now))
+        replay_chunk(
+            process,
+            self.one,
+            self.out,
+            by=self.by,
+            by_arrival=self.by_arrival and self.offset is not None,
+            t0=max(0, self.offset or 0),
+        )
+        for event in process.finish().events:
+            self._tell(*event)
+
+    def _tell(
+        self, t_ns: int, word: str, first: int, last: int, source: int, target: int, value: int
+    ) -> None:
+        """The records of one event."""
+        at = t_ns + (self.offset or 0)
+        addr, size = first << PAGE_SHIFT, (last - first + 1) << PAGE_SHIFT
+        access, dur = int(Access.UNKNOWN), 0
+        kind, proc, peer = _KINDS[word], source, UNKNOWN
+        if word in ("fault", "served"):
+            if word == "fault":
+                access, value = value, 0
+            for page in range(first, last + 1):
+                start = page << PAGE_SHIFT
+                self.rows.append((at, start, PAGE_SIZE, 0, value, kind, proc, access, peer))
+            return
+        match word:
+            case "migrate" | "duplicate":
+                dur, peer = self.process.move_ns(source, target, last - first + 1), target
+                at -= dur
+                moved = word == "migrate"
+                value = _MIGRATE_VALUES[self.process.causes[value]] | _SUCCESS if moved else 0
+            case "unmap" if target == CPU:
+                return
+            case "unmap":
+                proc = target
+            case "batch":
+                addr, size, proc, value = 0, 0, UNKNOWN, 0
+            case "throttle":
+                dur, value = max(0, value - t_ns), _THRASHING[word]
+            case "thrash" | "unpin":
+                value = _THRASHING[word]
+                proc = UNKNOWN if word == "unpin" else proc
+            case "pin":
+                peer, value = target, _THRASHING[word]
+            case "remote":
+                peer = target
+        self.rows.append((at, addr, size, dur, value, kind, proc, access, peer))
+
+
+class _Teller(_Events):
+    """Under a policy that tells the effects of one fault at a time."""
+
+    def __init__(self, space: Space, by: int, *, by_arrival: bool) -> None:
+        super().__init__(space, by, by_arrival=by_arrival)
+        self.codes = {gpu.id: i + 1 for i, gpu in enumerate(self.process.gpus)} | {0: CPU}
+        from ._process import TRIGGERS, UNMAPS
+
+        self.triggers = {name: number for number, name in enumerate(TRIGGERS)}
+        self.unmaps = {name: number for number, name in enumerate(UNMAPS)}
 
     def add(self, record: np.void) -> None:
         """Replay one record."""

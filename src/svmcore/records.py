@@ -12,7 +12,16 @@ import enum
 
 import numpy as np
 
-__all__ = ["CPU", "RECORD", "UNKNOWN", "Access", "Kind", "processor_code", "processor_name"]
+__all__ = [
+    "CPU",
+    "FATAL_TYPES",
+    "RECORD",
+    "UNKNOWN",
+    "Access",
+    "Kind",
+    "processor_code",
+    "processor_name",
+]
 
 
 class Kind(enum.IntEnum):
@@ -21,7 +30,8 @@ class Kind(enum.IntEnum):
     ACCESS = 0
     """A processor touches ``[addr, addr + size)``; ``dur_ns`` is its compute time."""
     FAULT = 1
-    """A recorded page fault (one page unless the source says more)."""
+    """A recorded page fault (one page unless the source says more); ``peer`` is the hardware's
+    type where that is fatal (:data:`FATAL_TYPES`), else 255."""
     MAP = 2
     """``[addr, addr + size)`` becomes a mapping (an allocation)."""
     UNMAP = 3
@@ -50,6 +60,17 @@ class Kind(enum.IntEnum):
     """Recorded: an event without an address (process start, reset); ``value`` is its id."""
     BATCH = 24
     """Recorded: a fault batch starts (``value`` 0) or ends (``value`` 1, with ``dur_ns``)."""
+    REMOTE = 25
+    """Recorded: ``proc`` was mapped to pages that stay in the memory of ``peer``; ``value``
+    is why: 2 they thrash, 3 by policy, 5 they were evicted."""
+    DUPLICATE = 26
+    """Recorded: pages of ``proc`` were copied to ``peer`` for reading."""
+    THRASHING = 27
+    """Recorded: pages travel back and forth. ``value`` 0: found out; 1: ``proc`` waits for
+    ``dur_ns``; 2: they are pinned in the memory of ``peer`` for ``proc``; 3: no longer."""
+    CANCEL = 28
+    """Recorded: faults of ``proc`` ended with an error; ``value`` is NVIDIA's reason: 1 address,
+    2 permissions, 3 fault type, 4 out of memory, 5 internal."""
 
 
 class Access(enum.IntEnum):
@@ -66,6 +87,8 @@ class Access(enum.IntEnum):
 CPU = 0
 #: ``proc`` code where the file names no processor (``--by`` decides).
 UNKNOWN = 255
+#: Fault types of NVIDIA's hardware that cannot be served: 5 PDE size to 16 CC violation.
+FATAL_TYPES = range(5, 17)
 
 #: One trace record, 40 bytes, C layout.
 RECORD = np.dtype(

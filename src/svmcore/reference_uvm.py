@@ -21,7 +21,7 @@ from sortedcontainers import SortedDict
 
 from .errors import Errno
 from .machine import Costs, Gpu
-from .policies.outcome import Outcome
+from .policies.outcome import FATAL_REASONS, Outcome
 from .policies.topology import Topology, lowest, topology_of
 from .policies.uvm import Uvm
 
@@ -42,6 +42,16 @@ BLOCK, BIG = 512, 16
 PREFETCH, READ, WRITE, ATOMIC_WEAK, ATOMIC_STRONG = range(5)
 NO, RO, RW, RWA = range(4)
 NEEDED = (RO, RO, RW, RW, RWA)
+#: Access level of a fault by the access of its record: read, write, atomic, prefetch, unknown;
+#: and of a touch, which is never ahead of its time.
+LEVELS = (READ, WRITE, ATOMIC_STRONG, PREFETCH, READ)
+TOUCHES = (READ, WRITE, ATOMIC_STRONG, READ, READ)
+PREFETCHED = 3
+#: Fault types of the hardware that cannot be served begin here.
+FATAL = 5
+#: Reasons of deliveries that end without service and without an error.
+DROPPED = ("duplicate", "retry_later", "invalid_prefetch", "prefetch_off")
+NOWHERE = 255
 #: Read duplication policies.
 UNSET, ENABLED, DISABLED = range(3)
 #: Lists of root chunks, in the order in which victims are taken.
@@ -224,16 +234,17 @@ class Thrashing:
 
     def record(
         self, block: ThrashingBlock, region: int, processor: int, now: int, *, revocation: bool
-    ) -> None:
-        """Pages moved to a processor, or lost permissions there."""
+    ) -> int:
+        """Pages moved to a processor, or lost permissions there; those that thrash from now on."""
         rules = self.rules
         if not rules.thrashing:
-            return
+            return 0
         if block.pages is None:
             if not block.stamp or block.processor == processor or now - block.stamp > self.lapse:
                 block.stamp, block.processor = now, processor
-                return
+                return 0
             block.pages = {}
+        detected = 0
         for number in heads(region, self.step):
             page = block.pages.setdefault(number, ThrashingPage())
             page.processors |= 1 << processor
@@ -244,6 +255,7 @@ class Thrashing:
                 page.events = min(page.events + 1, 7)
                 if page.events == rules.thrashing_threshold:
                     block.thrashing |= span(number, number + self.step)
+                    detected |= span(number, number + self.step)
                 if page.events >= rules.thrashing_threshold:
                     block.last_thrashing = now
                 page.migrated |= not revocation
@@ -251,6 +263,7 @@ class Thrashing:
             elif page.events >= rules.thrashing_threshold and not page.pinned:
                 self.reset(block, number)
         block.stamp, block.processor = now, processor
+        return detected
 
     def reset(self, block: ThrashingBlock, number: int) -> None:
         """Forget a page's history; its throttles so far and the favoured one stay."""
@@ -720,6 +733,8 @@ class Block:
         return sum(1 << p for p, mask in table.items() if mask >> page & 1)
 
 
+#: Why a processor is mapped to pages that are elsewhere: UvmEventMapRemoteCause.
+THRASHING, POLICY, EVICTED = 2, 3, 5
 #: Why pages move, by number.
 _CAUSES = (
     "user",
@@ -757,7 +772,23 @@ _COUNTERS = (
     "revocations",
     "notifications",
     "access_counter_migrations",
+    "fatal_batches",
+    "cancels",
+    "invalid_prefetches",
+    "prefetch_stops",
 )
+
+
+@dataclass
+class FaultGroup:
+    """Faults of one processor on one block of a range, in one batch."""
+
+    processor: int
+    range: Range
+    frame: int
+    pages: dict[int, int] = field(default_factory=dict)  # page of the frame -> access levels
+    who: dict[int, int] = field(default_factory=dict)  # -> number of its representative
+    fatal: bool = False  # a fatal fault was seen by the end of it
 
 
 class UvmReference:
@@ -786,6 +817,8 @@ class UvmReference:
         self.unit = page_size // 4096  # pages of 4 KiB in one of the kernel
         self.topology = topology_of(self.gpus, peer_access=self.rules.peer_access)
         self.thrash = Thrashing(self.topology, self.rules, self.unit)
+        #: Until when a GPU reports no prefetch faults.
+        self.prefetch_off = dict.fromkeys(range(1, 1 + len(self.gpus)), 0)
         self.ranges_by_start: SortedDict[int, Range] = SortedDict()
         self.memory = memory or Memory()
         self.memory.tenants.append(self)
@@ -832,6 +865,48 @@ class UvmReference:
         """Let the cost of the operation pass."""
         self.now, self.cost = self.now + self.cost, 0
 
+    # -- events
+
+    def tell(
+        self, word: str, first: int, last: int, source: int = CPU, target: int = CPU, value: int = 0
+    ) -> None:
+        """An event happens now."""
+        self.outcome.events.append((self.now + self.cost, word, first, last, source, target, value))
+
+    def tell_runs(
+        self,
+        word: str,
+        block: Block,
+        pages: int,
+        source: int = CPU,
+        target: int = CPU,
+        value: int = 0,
+    ) -> None:
+        """One event for each run of pages of a block."""
+        base = block.frame * BLOCK
+        for first, outer in runs(pages):
+            self.tell(word, base + first, base + outer - 1, source, target, value)
+
+    def tell_remote(
+        self, block: Block, gained: dict[int, int], pins: int = 0, cause: int = POLICY
+    ) -> None:
+        """New mappings of pages that are elsewhere, by processor; pinned ones are so by cause."""
+        for p in sorted(gained):
+            pages = gained[p] & ~block.resident.get(p, 0)
+            while pages:
+                first = outer = lowest(pages)
+                near = self.topology.closest(block.holders(first), p)
+                pinned = pins >> first & 1
+                while (
+                    pages >> outer & 1
+                    and self.topology.closest(block.holders(outer), p) == near
+                    and pins >> outer & 1 == pinned
+                ):
+                    outer += 1
+                run = span(first, outer)
+                self.tell_runs("remote", block, run, p, near, THRASHING if pinned else cause)
+                pages &= ~run
+
     @property
     def next_event_ns(self) -> int | None:
         """When pinned pages are released next."""
@@ -860,6 +935,7 @@ class UvmReference:
             for thrashing, page in self.thrash.unpin():
                 block = next(b for b in self.all_blocks() if b.thrashing is thrashing)
                 self.count["unpins"] += 1
+                self.tell_runs("unpin", block, self.in_page(page))
                 for p in range(1 + len(self.gpus)):
                     here = block.resident.get(p, 0) >> page & 1
                     if not here and not block.range.accessed_by >> p & 1:
@@ -1151,10 +1227,11 @@ class UvmReference:
             by_block[id(block)] = (block, pages)
         for block, pages in by_block.values():
             pages &= block.resident.get(root.gpu, 0) | block.discarded
+            self.tell_runs("evict", block, pages, root.gpu)
             self.make_resident(block, CPU, pages, EVICTION)
             self.map_accessors(block, pages)
             if self.counters and self.rules.map_remote_on_eviction:
-                self.map_unrevoked(block, root.gpu, pages)
+                self.map_unrevoked(block, root.gpu, pages, EVICTED)
         for block, page, _ in owners:
             self.free_chunk(block, root.gpu, page)
 
@@ -1204,6 +1281,7 @@ class UvmReference:
         ids = [0, *(gpu.id for gpu in self.gpus)]
         row = (base + first, base + outer - 1, ids[source], ids[target], _CAUSES[cause], n)
         self.outcome.migr.append(row)
+        self.tell("migrate", base + first, base + outer - 1, source, target, cause)
 
     def pay_copy(self, source: int, target: int, pages: int) -> None:
         """What a transfer costs."""
@@ -1229,6 +1307,7 @@ class UvmReference:
                     if duplicate:
                         self.count["duplicated_pages"] += outer - first
                         self.pay_copy(a, b, outer - first)
+                        self.tell_runs("duplicate", block, region, a, b)
                     else:
                         self.transfer(block, a, b, first, outer, why)
                     if b != target or cause == EVICTION:
@@ -1241,7 +1320,10 @@ class UvmReference:
                     ):
                         self.thrash.reset_region(thrashing, region)
                     elif ahead or region & ~thrashing.pinned:
-                        self.thrash.record(thrashing, region, target, self.now, revocation=False)
+                        found = self.thrash.record(
+                            thrashing, region, target, self.now, revocation=False
+                        )
+                        self.tell_runs("thrash", block, found, target)
             if staged and duplicate:
                 block.resident[CPU] = block.resident.get(CPU, 0) | mine
 
@@ -1300,6 +1382,7 @@ class UvmReference:
             if processors >> p & 1 and block.read.get(p, 0) & pages:
                 self.count["unmaps"] += 1
                 paid = True
+                self.tell_runs("unmap", block, block.read[p] & pages, target=p)
                 for table in block.tables():
                     table[p] = table.get(p, 0) & ~pages
         if paid:
@@ -1328,7 +1411,7 @@ class UvmReference:
         """After service: the requester is mapped, others may lose rights or be mapped too."""
         topology, policy = self.topology, block.range
         native = topology.atomics[target]
-        mapped = 0
+        gained: dict[int, int] = {}
         lost: dict[int, int] = {}
         wanted: dict[int, int] = {}
         for page in sorted(levels):
@@ -1368,14 +1451,16 @@ class UvmReference:
             for first, outer in runs(lost[p]):
                 self.count["revocations"] += 1
                 region = span(first, outer)
-                self.thrash.record(block.thrashing, region, p, self.now, revocation=True)
+                found = self.thrash.record(block.thrashing, region, p, self.now, revocation=True)
+                self.tell_runs("thrash", block, found, p)
         for page, level in wanted.items():
             here = block.resident.get(requester, 0) >> page & 1
             if not topology.can[requester] >> target & 1 or (
                 block.duplicated >> page & 1 and not here
             ):
                 continue
-            mapped |= self.map(block, requester, page, level) << requester
+            if self.map(block, requester, page, level):
+                gained[requester] = gained.get(requester, 0) | 1 << page
             if block.duplicated >> page & 1 or block.discarded >> page & 1:
                 continue
             users = policy.accessed_by
@@ -1392,10 +1477,11 @@ class UvmReference:
                     else:
                         other = RW if requester == CPU else RO
                 other = min(other, self.allowed(policy, p))
-                if other:
-                    mapped |= self.map(block, p, page, other) << p
-        self.count["maps"] += mapped.bit_count()
-        self.cost += self.map_ns * mapped.bit_count()
+                if other and self.map(block, p, page, other):
+                    gained[p] = gained.get(p, 0) | 1 << page
+        self.count["maps"] += len(gained)
+        self.cost += self.map_ns * len(gained)
+        self.tell_remote(block, gained, pins)
 
     def unrevoked(self, block: Block, processor: int, page: int) -> int:
         """The most that a processor can get without taking rights from another."""
@@ -1417,19 +1503,20 @@ class UvmReference:
             return limit
         return min(RW, limit)
 
-    def map_unrevoked(self, block: Block, processor: int, pages: int) -> None:
+    def map_unrevoked(self, block: Block, processor: int, pages: int, cause: int = POLICY) -> None:
         """Mappings that nobody faulted for: not of discarded or duplicated pages."""
         pages &= ~block.discarded & ~(block.duplicated & ~block.resident.get(processor, 0))
         if block.range.preferred == processor:
             pages &= block.resident.get(processor, 0)
-        mapped = False
+        gained = 0
         for page in bits(pages & block.pages):
             level = self.unrevoked(block, processor, page)
             if level > block.protection(processor, page):
                 self.map(block, processor, page, level)
-                mapped = True
-        self.count["maps"] += mapped
-        self.cost += self.map_ns * mapped
+                gained |= 1 << page
+        self.count["maps"] += gained != 0
+        self.cost += self.map_ns * (gained != 0)
+        self.tell_remote(block, {processor: gained}, cause=cause)
 
     def map_accessors(self, block: Block, pages: int) -> None:
         """Processors of accessed_by are mapped again."""
@@ -1512,6 +1599,8 @@ class UvmReference:
                 self.make_resident(block, target, pages & ~both, cause, prefetched)
             wanted = {page: levels.get(self.head(page), PREFETCH) for page in bits(pages)}
             self.map_serviced(block, requester, target, wanted, pins)
+            self.tell_runs("pin", block, pages & pins, requester, target)
+        self.tell_runs("throttle", block, throttled, requester, value=until)
         self.count["prefetched_pages"] += ahead.bit_count()
         self.count["pins"] += self.npages(pins)
         self.count["throttles"] += self.npages(throttled)
@@ -1535,70 +1624,200 @@ class UvmReference:
         )
         return mask if given else 0
 
-    def deliver(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
-        """Faults (processor, page, access 0 to 2) that arrive together, delivered once.
+    def serve_faults(
+        self, block: Block, processor: int, faults: dict[int, int]
+    ) -> tuple[int, int, int, int] | None:
+        """:meth:`service_block` until there is room, with its uses and events; None: no memory."""
+        before = self.count["migrated_pages"]
+        done: tuple[int, int, int, int] | None = self.operation(
+            partial(self.service_block, block, processor, faults)
+        )
+        if done is not None:
+            moved = self.count["migrated_pages"] > before
+            pages = sum(self.in_page(page) for page in faults)
+            self.tell_runs("served", block, pages, processor, value=moved)
+        return done
+
+    def deliver(self, faults: Sequence[tuple[int, ...]]) -> list[tuple[int, str, int]]:
+        """Faults that arrive together, delivered once, in batches.
+
+        Parameters
+        ----------
+        faults : sequence of (processor, page, access) or (processor, page, access, type)
+            Access as in a record, 0 to 4; the hardware's fault type, fatal from 5 on.
 
         Returns
         -------
         list of (errno, reason, where it was served from)
         """
         results: list[tuple[int, str, int]] = []
-        for at in range(0, len(faults), self.rules.batch_size):
-            results += self.batch(faults[at : at + self.rules.batch_size])
+        rows = [(*fault, 0)[:4] for fault in faults]
+        for at in range(0, len(rows), self.rules.batch_size):
+            results += self.batch(rows[at : at + self.rules.batch_size])
         for _, reason, _ in results:
             self.count["faults"] += reason == "ok"
-            self.count["duplicates"] += reason in ("duplicate", "retry_later")
+            self.count["duplicates"] += reason in DROPPED
         return results
 
-    def batch(self, faults: Sequence[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+    def fetch(self, faults: int) -> None:
+        """A batch of faults is fetched from the buffer."""
+        self.tell("batch", 0, 0, value=faults)
+        self.cost += self.batch_ns + self.fault_ns * faults
+
+    def batch(self, faults: Sequence[tuple[int, ...]]) -> list[tuple[int, str, int]]:
         """One batch: coalesced, sorted, served block by block."""
-        self.count["batches"] += 1
-        self.cost += self.batch_ns + self.fault_ns * len(faults)
-        faults = [(p, self.head(page), access) for p, page, access in faults]
-        levels = [(READ, WRITE, ATOMIC_STRONG)[access] for _, _, access in faults]
-        order = sorted(
-            range(len(faults)), key=lambda i: (faults[i][0], faults[i][1], -levels[i], i)
+        rules, count = self.rules, self.count
+        results = [(0, "prefetch_off", NOWHERE)] * len(faults)
+        heard = [
+            i
+            for i, (p, _, access, _) in enumerate(faults)
+            if access != PREFETCHED or self.now >= self.prefetch_off[p]
+        ]
+        if not heard:
+            return results
+        count["batches"] += 1
+        for i in heard:
+            results[i] = (0, "duplicate", NOWHERE)
+            p, page, access, _ = faults[i]
+            self.tell("fault", page, page, p, value=access)
+        self.fetch(len(heard))
+        faults = [(p, self.head(page), access, kind) for p, page, access, kind in faults]
+        levels = {i: LEVELS[faults[i][2]] for i in heard}
+        order = sorted(heard, key=lambda i: (faults[i][0], faults[i][1], -levels[i], i))
+        plain = [i for i in heard if faults[i][3] < FATAL]
+        #: Representatives: the levels that each stands for, and its instances.
+        leaders = {i: (1 << levels[i], 1) for i in plain}
+        if rules.coalesce:
+            entries = [(faults[i][1], levels[i], faults[i][0], faults[i][0]) for i in plain]
+            leaders = {plain[i]: (mask, instances) for i, mask, instances in coalesce(entries)}
+        groups: dict[tuple[int, int, int], FaultGroup] = {}
+        doomed, last = False, (-1, -1)
+        for i in order:
+            processor, page, access, kind = faults[i]
+            r = self.range_at(page)
+            key = (processor, -1 if r is None else r.first, page // BLOCK)
+            if kind >= FATAL or (r is None and access != PREFETCHED):
+                reason = "fault_type" if kind >= FATAL else "no_mapping"
+                results[i] = (-(Errno.EIO if kind >= FATAL else Errno.EFAULT), reason, NOWHERE)
+                doomed = True
+                if key in groups:
+                    groups[key].fatal = True
+            elif r is None:
+                results[i] = (0, "invalid_prefetch", NOWHERE)
+            elif i in leaders and (processor, page) != last:  # else a duplicate of that one
+                last = (processor, page)
+                group = groups.setdefault(key, FaultGroup(processor, r, page // BLOCK))
+                group.pages[page % BLOCK], group.who[page % BLOCK] = leaders[i][0], i
+                group.fatal = doomed
+        self.flag_prefetches(
+            [
+                (faults[i][0], n)
+                for i, (_, n) in leaders.items()
+                if results[i][1] == "invalid_prefetch"
+            ]
         )
-        if self.rules.coalesce:
-            entries = [(page, levels[i], p, p) for i, (p, page, _) in enumerate(faults)]
-            leaders = {i: mask for i, mask, _ in coalesce(entries)}
+        again: list[tuple[FaultGroup, int]] = []
+        failed: set[int] = set()
+        replayed = False
+        for group in groups.values():
+            if group.processor in failed:
+                continue
+            waiting = self.serve_group(group, results)
+            if waiting is None:
+                failed.add(group.processor)
+                continue
+            if waiting:
+                again.append((group, waiting))
+            if rules.replay_policy == "block" and not group.fatal:
+                count["replays"] += 1
+                replayed = True
+        again = [(group, waiting) for group, waiting in again if group.processor not in failed]
+        for i in order:  # an error of all that the GPU faulted for
+            if faults[i][0] in failed and faults[i][2] != PREFETCHED:
+                results[i] = (-Errno.ENOMEM, "out_of_memory", NOWHERE)
+        if doomed:
+            self.cancel_path(
+                sum(results[i][0] != 0 for i in heard) + sum(self.npages(n) for _, n in again)
+            )
+            for group, waiting in again:
+                some = FaultGroup(
+                    group.processor,
+                    group.range,
+                    group.frame,
+                    {page: group.pages[page] for page in heads(waiting, self.unit)},
+                    {page: group.who[page] for page in heads(waiting, self.unit)},
+                )
+                if self.serve_group(some, results) is None:
+                    for i in some.who.values():
+                        results[i] = (-Errno.ENOMEM, "out_of_memory", NOWHERE)
+            self.cancel_all(faults, results, order)
+        elif failed:
+            self.cancel_all(faults, results, order)
+            count["replays"] += not replayed
         else:
-            leaders = {i: 1 << level for i, level in enumerate(levels)}
-        results = [(0, "duplicate", 255)] * len(faults)
-        groups: dict[tuple[int, int], tuple[Block, dict[int, int], dict[int, int]]] = {}
+            count["replays"] += rules.replay_policy != "block"
+        return results
+
+    def serve_group(self, group: FaultGroup, results: list[tuple[int, str, int]]) -> int | None:
+        """Serve one group of a batch; its throttled pages, None without memory."""
+        block = self.block_of(group.range, group.frame)
+        mapped = {
+            page
+            for page, mask in group.pages.items()
+            if block.protection(group.processor, page) >= NEEDED[mask.bit_length() - 1]
+        }
+        done = self.serve_faults(block, group.processor, group.pages)
+        if done is None:
+            return None
+        self.use(block, group.processor, done[0])
+        for page, i in group.who.items():
+            if done[1] >> page & 1:
+                results[i] = (0, "retry_later", NOWHERE)
+            elif page not in mapped:
+                results[i] = (0, "ok", done[3])
+            else:
+                results[i] = (0, "duplicate", NOWHERE)
+        return done[1]
+
+    def flag_prefetches(self, flagged: list[tuple[int, int]]) -> None:
+        """Prefetch faults (processor, instances) on unknown addresses; too many stop them all."""
+        self.count["invalid_prefetches"] += sum(n for _, n in flagged)
+        for gpu in self.prefetch_off:
+            instances = sum(n for p, n in flagged if p == gpu)
+            if self.rules.prefetch_fault_lapse_ms and instances * 3 > self.rules.batch_size * 2:
+                self.prefetch_off[gpu] = self.now + self.rules.prefetch_fault_lapse_ms * 1_000_000
+                self.count["prefetch_stops"] += 1
+
+    def cancel_path(self, faults: int) -> None:
+        """A batch with fatal faults: what is left of it comes once more (section 3.5).
+
+        Parameters
+        ----------
+        faults : int
+            Entries that come again after the first replay. The second follows the cancels.
+        """
+        self.count["fatal_batches"] += 1
+        self.count["replays"] += 2
+        self.fetch(faults)
+
+    def cancel_all(
+        self,
+        faults: Sequence[tuple[int, ...]],
+        results: list[tuple[int, str, int]],
+        order: list[int],
+    ) -> None:
+        """Faults of a batch that ended with an error are cancelled, each page once."""
         last = (-1, -1)
         for i in order:
-            processor, page, _ = faults[i]
-            if i not in leaders or (processor, page) == last:
-                continue  # a duplicate of the one before it
-            last = (processor, page)
-            r = self.range_at(page)
-            if r is None:
-                results[i] = (-Errno.EFAULT, "no_mapping", 255)
-                continue
-            block = self.block_of(r, page // BLOCK)
-            _, pages, who = groups.setdefault((processor, id(block)), (block, {}, {}))
-            pages[page % BLOCK] = leaders[i]
-            who[page % BLOCK] = i
-        for (processor, _), (block, pages, who) in groups.items():
-            mapped = {
-                page
-                for page, mask in pages.items()
-                if block.protection(processor, page) >= NEEDED[mask.bit_length() - 1]
-            }
-            done = self.operation(partial(self.service_block, block, processor, pages))
-            if done is not None:
-                self.use(block, processor, done[0])
-            self.count["replays"] += self.rules.replay_policy == "block"
-            for page, i in who.items():
-                if done is None:
-                    results[i] = (-Errno.ENOMEM, "out_of_memory", 255)
-                elif done[1] >> page & 1:
-                    results[i] = (0, "retry_later", 255)
-                elif page not in mapped:
-                    results[i] = (0, "ok", done[3])
-        self.count["replays"] += self.rules.replay_policy != "block"
-        return results
+            processor, page = faults[i][:2]
+            if results[i][0] and (processor, page) != last:
+                last = (processor, page)
+                self.cancel(processor, page, page, results[i][1])
+
+    def cancel(self, processor: int, first: int, last: int, reason: str) -> None:
+        """Faults on pages end with the access: nothing serves them."""
+        self.count["cancels"] += last - first + 1
+        self.tell("cancel", first, last, processor, value=FATAL_REASONS[reason])
 
     # -- touches
 
@@ -1666,12 +1885,11 @@ class UvmReference:
         first, last = self.whole(first, last)
         self.step(self.now)
         if processor == CPU:
-            ret, reason = self.touch_cpu(first, last, ATOMIC_STRONG if access else READ)
+            ret, reason = self.touch_cpu(first, last, ATOMIC_STRONG if access in (1, 2) else READ)
         elif not self.gpus[processor - 1].svm:
             ret, reason, self.page = -Errno.EPERM, "no_svm", first
         else:
-            level = (READ, WRITE, ATOMIC_STRONG)[access]
-            ret, reason = self.touch_gpu(processor, first, last, level)
+            ret, reason = self.touch_gpu(processor, first, last, TOUCHES[access])
         if self.remote:
             rate = self.costs.remote_bytes_per_s
             self.cost += int(self.costs.remote_access_ns + 4096e9 / rate * self.remote)
@@ -1720,6 +1938,7 @@ class UvmReference:
         while page <= last:
             if self.range_at(page) is None:
                 self.page = page
+                self.touch_nothing(processor, page, level)
                 return -Errno.EFAULT, "no_mapping"
             end, total, size = last, 0, min(rules.batch_size, rules.outstanding)
             if not flush:  # what is in the buffer now is served first
@@ -1747,6 +1966,15 @@ class UvmReference:
                 self.dropped += max(total - served, 0)
         return 0, "ok"
 
+    def touch_nothing(self, processor: int, page: int, level: int) -> None:
+        """A fault on an unknown address, alone in its batch."""
+        self.count["batches"] += 1
+        self.count["services"] += 1
+        self.tell("fault", page, page, processor, value=LEVELS.index(level))
+        self.fetch(1)
+        self.cancel_path(1)
+        self.cancel(processor, page, page, "no_mapping")
+
     def serve(
         self, processor: int, level: int, chunk: list[tuple[Block, int]]
     ) -> tuple[int, str, bool]:
@@ -1756,20 +1984,20 @@ class UvmReference:
             until, again = 0, []
             count = sum(self.npages(pages) for _, pages in waiting)
             self.count["batches"] += 1
-            self.cost += self.batch_ns + self.fault_ns * count
             for block, pages in waiting:
-                done = self.operation(
-                    partial(
-                        self.service_block,
-                        block,
-                        processor,
-                        dict.fromkeys(heads(pages, self.unit), 1 << level),
-                    )
-                )
-                self.count["replays"] += self.rules.replay_policy == "block"
+                self.tell_runs("fault", block, pages, processor, value=LEVELS.index(level))
+            self.fetch(count)
+            for block, pages in waiting:
+                asked = dict.fromkeys(heads(pages, self.unit), 1 << level)
+                done = self.serve_faults(block, processor, asked)
                 if done is None:
+                    for failed, lost in waiting:
+                        for first, outer in runs(lost):
+                            base = failed.frame * BLOCK
+                            self.cancel(processor, base + first, base + outer - 1, "out_of_memory")
                     self.page = block.frame * BLOCK + lowest(pages)
                     return -Errno.ENOMEM, "out_of_memory", held
+                self.count["replays"] += self.rules.replay_policy == "block"
                 served, throttled, end, _ = done
                 self.touched(block, processor, served)
                 self.served += self.npages(served)
@@ -1810,10 +2038,9 @@ class UvmReference:
             ((block, pages),) = chunk
             self.page = block.frame * BLOCK + lowest(pages)
             tries = tries + 1 if before == self.page else 1
+            self.tell("fault", self.page, self.page, CPU, value=int(level > READ))
             self.cost += self.batch_ns + self.fault_ns
-            done = self.operation(
-                partial(self.service_block, block, CPU, {lowest(pages): 1 << level})
-            )
+            done = self.serve_faults(block, CPU, {lowest(pages): 1 << level})
             if done is None:
                 return -Errno.ENOMEM, "out_of_memory"
             served, throttled, until, _ = done
@@ -2166,6 +2393,7 @@ class UvmReference:
                 (deadline, where[block], page) for deadline, block, page in self.thrash.queue
             ],
             "lapse": (self.thrash.lapse, self.thrash.votes, self.thrash.timer),
+            "prefetch_off": dict(self.prefetch_off),
             "count": dict(self.count),
             "used": {gpu: self.memory.used.get(gpu, 0) for gpu in self.held},
         }

@@ -16,7 +16,7 @@ from ._tally import first_stranger, tally
 from .engine import Space, difference
 from .errors import InvalidArgumentError, TraceError, error_from_errno
 from .policies.base import Policy
-from .records import RECORD, Kind, processor_code, processor_name
+from .records import CPU, RECORD, UNKNOWN, Kind, processor_code, processor_name
 from .result import BOUND_NOTE, BUFFER, Profile, Result
 from .units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SHIFT, PAGE_SIZE, whole
 
@@ -105,10 +105,11 @@ def replay(
         Keep what each record did (40 bytes a record).
     chunk : int
         Records handed to the compiled loop at once; the result does not depend on it.
+        Raw faults of an arrival that may go on wait for the next chunk.
     profile : bool
         Tell the real time of each stage in ``result.profile``.
     progress : callable, optional
-        Called with the records done so far, once a chunk and after each checkpoint.
+        Called with the records read so far, once a chunk and after each checkpoint.
     checkpoint : path, optional
         State file to write while the replay goes on; the file of *resume* by default.
     checkpoint_every : int, optional
@@ -203,22 +204,23 @@ def replay(
     stopped = False
     for records in _after(source.chunks(chunk), run.done):
         spent.reading_s += now() - begun
-        for piece in _pieces(records, run.done, checkpoint_every, watch):
-            until = len(piece) if stop is None else min(len(piece), stop - run.done)
+        for piece in _pieces(records, run.read, checkpoint_every, watch):
+            until = len(piece) if stop is None else min(len(piece), stop - run.read)
             if schedule is None:
                 run.add(piece[:until])
             else:
-                run.add_planned(schedule.parts(piece, run.done, until))
+                run.add_planned(schedule.parts(piece, run.read, until))
             stopped = until < len(piece)
             if stopped:
                 break
-            if place is not None and checkpoint_every and run.done % checkpoint_every == 0:
+            if place is not None and checkpoint_every and run.read % checkpoint_every == 0:
                 run.save(place, settings)
             if progress is not None:
-                progress(run.done)
+                progress(run.read)
         if stopped:
             break
         begun = now()
+    run.flush()
     ended = now()
     spent.reading_s += ended - begun
     result = run.result(by, raw_faults)
@@ -295,7 +297,12 @@ def processor_code_of(name: str, space: Space) -> int:
 
 
 class _Run:
-    """One replay on its way: what the chunks added up to."""
+    """One replay on its way: what the chunks added up to.
+
+    Invariant: ``held`` are raw faults that were read but not delivered, fewer than the driver
+    takes at once; all of them would come with a fault that follows. A checkpoint is of the
+    records before them, which are read again.
+    """
 
     def __init__(
         self,
@@ -324,6 +331,9 @@ class _Run:
         self.before = space.counters()
         self.before_by = space.counters_by_processor()
         self.done = 0
+        #: Most faults that the driver takes at once.
+        self.most = space.process.batch if raw else 1
+        self.held = np.empty(0, RECORD)
         self.out = np.empty(0, OUTCOME)
         self.reasons: dict[str, int] = {}
         self.first_error: dict[str, Any] | None = None
@@ -357,9 +367,35 @@ class _Run:
             t0=max(0, self.t0),
         )
 
+    @property
+    def read(self) -> int:
+        """Records taken so far, replayed or held."""
+        return self.done + len(self.held)
+
     def add(self, records: npt.NDArray[np.void]) -> None:
-        if not len(records):  # stopped where a piece begins
-            return
+        """Replay records, but hold raw faults back that come together with what may follow."""
+        if self.most > 1 and len(records):
+            if len(self.held):
+                records = np.concatenate([self.held, records])
+            cut = len(records) - self._unfinished(records)
+            self.held, records = records[cut:].copy(), records[:cut]
+        if len(records):
+            self._replay(records)
+
+    def flush(self) -> None:
+        """Nothing follows at once: what is held is the end of its arrival."""
+        held, self.held = self.held, self.held[:0]
+        if len(held):
+            self._replay(held)
+
+    def _unfinished(self, records: npt.NDArray[np.void]) -> int:
+        """How many at the end are no whole delivery yet; the first begins one."""
+        proc = np.where(records["proc"] == UNKNOWN, self.by, records["proc"])
+        other = np.flatnonzero((records["kind"] != Kind.FAULT) | (proc == CPU))
+        row = len(records) - (int(other[-1]) + 1 if len(other) else 0)
+        return row % self.most
+
+    def _replay(self, records: npt.NDArray[np.void]) -> None:
         started = time.perf_counter()
         if not self.timed:
             # The first touch sets the clock: batch marks and mappings may carry no time.
@@ -367,7 +403,7 @@ class _Run:
             if touches.any():
                 first = int(touches.argmax())
                 if first:
-                    self.add(records[:first])
+                    self._replay(records[:first])
                     records = records[first:]
                 self.timed = True
                 self.t0 = int(records["t_ns"][0]) - self.start_ns
@@ -472,6 +508,8 @@ class _Run:
     def add_planned(self, parts: Iterable[tuple[Sequence[Due], npt.NDArray[np.void]]]) -> None:
         """Parts of a chunk, before each the hints that are due; their cost counts."""
         for hints, records in parts:
+            if hints:
+                self.flush()
             for hint in hints:
                 out = np.empty(len(hint.records), OUTCOME)
                 if self.watch is not None:

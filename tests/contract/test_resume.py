@@ -107,9 +107,7 @@ def test_cut_anywhere_and_resumed(tmp_path: Path, policy: str, monkeypatch: Any)
         if number % 20 == 0:
             options = {
                 "by": rnd.choice(("gpu0", "gpu1", "cpu")),
-                # A driver that takes faults by batches takes those in a row together: a cut
-                # among them makes two arrivals of one, and the result may differ.
-                "raw_faults": rnd.random() < 0.3 and not policy.startswith("uvm"),
+                "raw_faults": rnd.random() < 0.3,
                 "chunk": rnd.choice((7, 100, 1 << 16)),
             }
             kind = rnd.choice((Kind.ACCESS, Kind.ACCESS, Kind.FAULT))

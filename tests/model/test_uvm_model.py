@@ -98,6 +98,7 @@ def rules_of(c: Choice) -> Uvm:
         access_counter_threshold=c.pick((256, 1, 1, 20)),
         access_counter_batch=c.pick((256, 1, 2)),
         map_remote_on_eviction=c.pick((True, True, False)),
+        prefetch_fault_lapse_ms=c.pick((1000, 1, 0)),
         pma_batch_order=c.pick((6, 0, 1)),
         eviction=c.pick(("driver", "driver", *ORDERS)),
         seed=c.number(0, 3),
@@ -229,6 +230,21 @@ class Pair:
         self.last = self.base + start + c.number(0, pages - 1)
         return self.last
 
+    def faults(self, c: Choice, n: int) -> list[tuple[int, ...]]:
+        """Recorded faults: some by the prefetcher, some fatal by their type or their address."""
+        odd = c.number(0, 3) == 0
+        found: list[tuple[int, ...]] = []
+        for _ in range(n):
+            page, access = self.page(c), c.pick((0, 0, 1, 2, 3, 4))
+            fault = c.number(1, len(self.gpus)), page, access
+            if odd and c.number(0, 3) == 0:
+                fault = fault[0], self.base + c.pick((1324, 1325, 1370, 1690)), c.pick((0, 1, 3, 3))
+            if odd and c.number(0, 5) == 0:
+                found.append((*fault, c.pick((4, 5, 15))))
+            else:
+                found.append(fault)
+        return found
+
     def operate(self, c: Choice) -> None:
         which = c.number(0, len(self.compiled) - 1)
         ngpus = len(self.gpus)
@@ -236,16 +252,12 @@ class Pair:
         now = self.compiled[which].now
         if shape < 6:  # one page, perhaps the one of before by another processor
             page = self.last if c.number(0, 2) else self.page(c)
-            access = c.pick((0, 0, 1, 2))
+            access = c.pick((0, 0, 1, 2, 3, 4))
             self.run(which, "access", c.number(0, ngpus), page, page, access)
         elif shape < 9:
             self.run(which, "access", c.number(0, ngpus), *self.span(c), c.pick((0, 0, 1, 2)))
         elif shape < 11:
-            faults = [
-                (c.number(1, ngpus), self.page(c), c.pick((0, 0, 1, 2)))
-                for _ in range(c.pick((1, 1, 2, 5, 12)))
-            ]
-            self.run(which, "deliver", faults)
+            self.run(which, "deliver", self.faults(c, c.pick((1, 1, 2, 5, 12, 40))))
         elif shape < 13:
             self.run(which, "step", now + c.pick(TIMES))
         elif shape == 13:

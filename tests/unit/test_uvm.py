@@ -533,7 +533,7 @@ def test_a_delivery_is_served_dropped_or_fatal() -> None:
     ]
     assert p.deliver([(1, 5, 2)]) == [(0, "duplicate", 255)]
     assert p.deliver([]) == []
-    for bad in ([(0, 5, 0)], [(2, 5, 0)], [(1, 5, 3)]):
+    for bad in ([(0, 5, 0)], [(2, 5, 0)], [(1, 5, 5)], [(1, 5, 0, 256)]):
         with pytest.raises(InvalidArgumentError, match="expected a GPU"):
             p.deliver(bad)
 

@@ -389,7 +389,7 @@ def test_a_state_from_before_counters_is_read() -> None:
     p.mmap(0, BLOCK - 1)
     p.access(1, 0, 20, 0)
     tables = pack(p)
-    tables["counters"] = tables["counters"][:-2]
+    tables["counters"] = tables["counters"][:-6]
     other = UvmProcess(node, Uvm())
     unpack(other, tables)
     assert other.snapshot() == p.snapshot()

@@ -26,13 +26,14 @@ _BY_SUFFIX = {
 }
 
 
-def events_form(path: str) -> str:
+def events_form(path: str, policy: str) -> str:
     """The format that the name of an event file asks for.
 
     Raises
     ------
     InvalidArgumentError
-        If it is there already, or its suffix is none of those known.
+        If it is there already, its suffix is none of those known, or the form cannot say
+        what the policy does.
     """
     if Path(path).exists():
         raise InvalidArgumentError(f"--events {path}: is there already: expected another name")
@@ -40,6 +41,12 @@ def events_form(path: str) -> str:
     if form is None:
         raise InvalidArgumentError(
             f"--events {path}: expected a name that ends in {', '.join(_BY_SUFFIX)}"
+        )
+    if form == "kfd-smi" and policy != "kfd":
+        known = ", ".join(suffix for suffix, name in _BY_SUFFIX.items() if name != form)
+        raise InvalidArgumentError(
+            f"--events {path}: KFD SMI text says nothing of policy {policy}: expected a name that "
+            f"ends in {known}"
         )
     return form
 
@@ -52,7 +59,7 @@ def write_events(source: Trace, path: str, space: Space, by: str) -> str:
     SvmError
         As :func:`svmcore.events.modelled_events` and the writers.
     """
-    form = events_form(path)
+    form = events_form(path, space.policy.name)
     arrays = modelled_events(source, space, by=by)
     if form not in WRITERS:
         write_perfetto(path, arrays)

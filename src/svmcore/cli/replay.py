@@ -192,8 +192,9 @@ plan_option = click.option(
 @click.option(
     "--events",
     metavar="FILE",
-    help="Write the modelled events (policy kfd) in the form of its suffix: .smi, .txt, .log (KFD "
-    "SMI text), .json (Perfetto), .csv, .npy, .parquet, .arrow, .feather.",
+    help="Write the modelled events (policies kfd and uvm) in the form of its suffix: .json "
+    "(Perfetto), .csv, .npy, .parquet, .arrow, .feather; under kfd also .smi, .txt, .log (KFD SMI "
+    "text).",
 )
 @click.option(
     "--profile",
@@ -276,7 +277,7 @@ def replay(
     if out is not None:
         check_folder(out)
     if events is not None:
-        events_form(events)
+        events_form(events, rules.name)
     ranges, changed = rounded(ranges)
     doing = f"replaying by {rules.name} on {printable(node.name)}:"
     with opened(trace, form, ranges, doing=doing, cache=cache) as source:

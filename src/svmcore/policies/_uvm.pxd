@@ -13,7 +13,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 
 from .._evict cimport evict_t
 from .._faults cimport engine_t
-from .._process cimport Process, node_t
+from .._process cimport Process, node_t, ops_t
 from .._ranges cimport ranges_t
 
 cdef enum:
@@ -152,6 +152,7 @@ cdef struct gpu_t:
     uint32_t tail[3]
     uint32_t stack[2]
     uint64_t held            # free root chunks that the process holds
+    uint64_t prefetch_off    # until when it reports no prefetch faults
     uint64_t taken           # pages of all its root chunks, those too
     uint8_t svm
     uint8_t coherent
@@ -169,13 +170,34 @@ cdef struct uvm_counters_t:
     uint64_t revocations
     uint64_t notifications       # of access counters
     uint64_t access_counter_migrations
+    uint64_t fatal_batches       # that went the cancel path
+    uint64_t cancels             # pages whose faults were cancelled
+    uint64_t invalid_prefetches  # faults of the hardware's prefetcher on unknown addresses
+    uint64_t prefetch_stops      # times that a GPU's were switched off
 
 # Part of a batch: faults of one block.
 cdef struct group_t:
     uint32_t block
     uint64_t pages[8]
 
+# A fault buffer entry as far as coalescing looks at it.
+cdef struct entering_t:
+    uint64_t page
+    uint32_t instance
+    uint16_t tlb           # below 256
+    uint8_t level          # access level, 0 to 4
+    uint8_t levels         # out: bits of those that it stands for
+    uint32_t instances     # out: entries that it stands for; 0: another stands for it
+
+# One fault in the order in which a batch is served.
+cdef struct sorted_t:
+    uint64_t page
+    uint32_t processor
+    uint32_t rank          # most intrusive first, then as they came
+    uint32_t entry         # of those that coalesce; NO_ENTRY: fatal by its type
+
 cdef struct uvm_t:
+    ops_t ops                # OPS with the batch size of the rules
     engine_t* engine
     node_t* node
     ranges_t* tree
@@ -232,6 +254,7 @@ cdef struct uvm_t:
     uint32_t max_resets
     int64_t lapse_votes
     uint32_t pma_batch
+    uint64_t prefetch_lapse  # ns
     uint64_t quota           # most pages taken on a GPU
     uint8_t lapse_mode       # 0 off, 1 shipped, 2 intended
     uint8_t replay_policy    # 0 block, 1 batch, 2 batch_flush, 3 once
@@ -250,6 +273,9 @@ cdef struct uvm_t:
     uint64_t targets[64][8]
     group_t* chunk           # MOST_BATCH of them
     group_t* again
+    entering_t* entering     # MAX_BATCH of each
+    sorted_t* sorted
+    uint64_t gained[64][8]   # pages that a processor was mapped to; zero between operations
 
 cdef class UvmProcess(Process):
     cdef uvm_t* p

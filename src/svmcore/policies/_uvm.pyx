@@ -25,9 +25,23 @@ from .._evict cimport (
     order_of,
 )
 from .._faults cimport (
+    EVENT_BATCH,
+    EVENT_CANCEL,
+    EVENT_DUPLICATE,
+    EVENT_EVICT,
     EVENT_EVICT_OBJECT,
+    EVENT_FAULT,
     EVENT_MIGRATE,
+    EVENT_PIN,
+    EVENT_REMOTE,
+    EVENT_SERVED,
+    EVENT_THRASH,
+    EVENT_THROTTLE,
+    EVENT_UNMAP,
+    EVENT_UNPIN,
     REASON_DUPLICATE,
+    REASON_FAULT_TYPE,
+    REASON_INVALID_PREFETCH,
     REASON_NEVER_RESOLVES,
     REASON_NO_MAPPING,
     REASON_NO_MEMORY,
@@ -35,12 +49,14 @@ from .._faults cimport (
     REASON_OK,
     REASON_OUT_OF_MEMORY,
     REASON_PERMISSION,
+    REASON_PREFETCH_OFF,
     REASON_RETRY_LATER,
     engine_free,
     engine_log,
     engine_moved,
     engine_new,
     engine_t,
+    event_kind,
     move_ns,
     trigger_t,
 )
@@ -75,6 +91,7 @@ from .._types cimport (
     E_EXIST,
     E_FAULT,
     E_INVAL,
+    E_IO,
     E_LOOP,
     E_NOENT,
     E_NOMEM,
@@ -86,7 +103,7 @@ from .._types cimport (
 
 from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, OutOfMemoryError
-from .outcome import Outcome
+from .outcome import FATAL_REASONS, Outcome
 from .topology import topology_of
 
 cdef enum:
@@ -95,6 +112,9 @@ cdef enum:
     UNPIN_SLACK_NS = 20000
     RETRIES = 64           # deliveries of one touch without progress before it is fatal
     PROTECTIONS = 3
+    PREFETCHED = 3         # access of a fault by the hardware's prefetcher
+    FATAL = 5              # fault types of the hardware that cannot be served begin here
+    NO_ENTRY = 0xffffffffU
     # Attribute types and the flag that records of advice carry.
     ATTR_PREFERRED = 0
     ATTR_PREFETCH = 1
@@ -114,6 +134,12 @@ cdef enum protection_t:
     RO = 1
     RW = 2
     RWA = 3
+
+# Why a processor is mapped to pages that are elsewhere: UvmEventMapRemoteCause.
+cdef enum remote_t:
+    REMOTE_THRASHING = 2
+    REMOTE_POLICY = 3
+    REMOTE_EVICTED = 5
 
 # Why pages move; names in CAUSES.
 cdef enum cause_t:
@@ -149,6 +175,22 @@ cdef enum ended_t:
 CAUSES = (
     "user", "gpu_fault", "cpu_fault", "eviction", "prefetcher", "advice", "access_counter",
 )
+#: Words of the events of the log, by kind.
+WORDS = {
+    EVENT_BATCH: "batch",
+    EVENT_CANCEL: "cancel",
+    EVENT_DUPLICATE: "duplicate",
+    EVENT_EVICT: "evict",
+    EVENT_FAULT: "fault",
+    EVENT_MIGRATE: "migrate",
+    EVENT_PIN: "pin",
+    EVENT_REMOTE: "remote",
+    EVENT_SERVED: "served",
+    EVENT_THRASH: "thrash",
+    EVENT_THROTTLE: "throttle",
+    EVENT_UNMAP: "unmap",
+    EVENT_UNPIN: "unpin",
+}
 #: Rules of section 2.1, by number.
 RULES = {
     2: "2 read duplication",
@@ -534,6 +576,31 @@ cdef inline void settle(uvm_t* p) noexcept nogil:
     p.engine.cost_ns = 0
 
 
+cdef void log_runs(uvm_t* p, uint32_t block, const uint64_t* pages, event_kind kind,
+                   uint32_t source, uint32_t target, uint64_t value) noexcept nogil:
+    cdef uint64_t base = block_no(p, block).frame * BLOCK
+    cdef uint32_t page = 0, end
+    while next_page(pages, &page):
+        end = run_end(pages, page)
+        engine_log(p.engine, kind, base + page, base + end - 1, <uint8_t>source, <uint8_t>target,
+                   0, value)
+        page = end
+
+
+cdef inline void tell_runs(uvm_t* p, uint32_t block, const uint64_t* pages, event_kind kind,
+                           uint32_t source, uint32_t target, uint64_t value) noexcept nogil:
+    """One event for each run of pages of a block, where somebody watches."""
+    if p.engine.recording:
+        log_runs(p, block, pages, kind, source, target, value)
+
+
+cdef inline void tell(uvm_t* p, event_kind kind, uint64_t first, uint64_t last, uint32_t source,
+                      uint64_t value) noexcept nogil:
+    """An event that has no target, where somebody watches."""
+    if p.engine.recording:
+        engine_log(p.engine, kind, first, last, <uint8_t>source, 0, 0, value)
+
+
 cdef inline void pay_batch(uvm_t* p, uint32_t faults) noexcept nogil:
     p.engine.cost_ns += p.engine.costs.batch_ns + p.engine.costs.in_batch_ns * faults
 
@@ -800,6 +867,7 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
     cdef histories_t* hs
     cdef history_t* h
     cdef uint64_t now = present(p), before
+    cdef uint64_t detected[8]
     cdef uint32_t page = low
     if not p.thrashing:
         return
@@ -810,6 +878,8 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
             return
         b.histories = pool_take(&p.histories)
     hs = histories_no(p, b.histories)
+    if p.engine.recording:
+        clear(detected)
     while page < outer:
         h = hs.pages + page
         h.processors |= <uint64_t>1 << processor
@@ -820,6 +890,8 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
                 h.events += 1
             if h.events == p.thrashing_threshold:
                 put_whole(p, hs.thrashing, page)
+                if p.engine.recording:
+                    put_whole(p, detected, page)
             if h.events >= p.thrashing_threshold:
                 b.last_thrashing = now
             h.flags |= HISTORY_REVOKED if revocation else HISTORY_MIGRATED
@@ -828,6 +900,7 @@ cdef void record(uvm_t* p, uint32_t block, uint32_t low, uint32_t outer, uint32_
         page += p.unit
     b.stamp = now
     b.processor = <uint8_t>(processor + 1)
+    tell_runs(p, block, detected, EVENT_THRASH, processor, 0, 0)
 
 
 cdef void adapt(uvm_t* p, uint64_t gap) noexcept nogil:
@@ -1009,6 +1082,7 @@ cdef void unpin(uvm_t* p) noexcept nogil:
             p.counters.unpins += 1
             clear(pages)
             put_whole(p, pages, page)
+            tell_runs(p, block, pages, EVENT_UNPIN, 0, 0, 0)
             number = block_no(p, block).place
             while number:
                 if not has(place_no(p, number).resident, page) and not (
@@ -1371,10 +1445,11 @@ cdef void evict_pages(uvm_t* p, uint32_t block, uint32_t gpu, uint64_t* pages) n
     copy_to(wanted, uvm_place(p, block, gpu).resident)
     add(wanted, block_no(p, block).discarded)
     keep(pages, wanted)
+    tell_runs(p, block, pages, EVENT_EVICT, gpu, 0, 0)
     make_resident(p, block, 0, pages, CAUSE_EVICTION, NULL, False)
     map_accessors(p, block, pages)
     if p.map_evicted:
-        map_unrevoked(p, block, gpu, pages)
+        map_unrevoked(p, block, gpu, pages, REMOTE_EVICTED)
 
 
 cdef bint evict_room(uvm_t* p, uint32_t number) noexcept nogil:
@@ -1587,6 +1662,8 @@ cdef void copy_leg(uvm_t* p, uint32_t block, uint32_t source, uint32_t target,
         if duplicate:
             p.engine.counters.duplicated_pages += end - page
             p.engine.cost_ns += move_ns(&p.engine.costs, source, target, end - page)
+            engine_log(p.engine, EVENT_DUPLICATE, base + page, base + end - 1, <uint8_t>source,
+                       <uint8_t>target, 0, 0)
         else:
             engine_moved(p.engine, base + page, base + end - 1, <uint8_t>source, <uint8_t>target,
                          <trigger_t>why, end - page)
@@ -1641,6 +1718,7 @@ cdef void unmap(uvm_t* p, uint32_t block, const uint64_t* pages,
                 uint64_t processors) noexcept nogil:
     """Page table entries go; one shootdown for all of them."""
     cdef uint32_t number = block_no(p, block).place, level
+    cdef uint64_t m[8]
     cdef place_t* place
     cdef bint paid = False
     while number:
@@ -1648,6 +1726,9 @@ cdef void unmap(uvm_t* p, uint32_t block, const uint64_t* pages,
         if processors >> place.processor & 1 and meets(place.tables[0], pages):
             p.engine.counters.unmaps += 1
             paid = True
+            if p.engine.recording:
+                both(m, place.tables[0], pages)
+                tell_runs(p, block, m, EVENT_UNMAP, 0, place.processor, 0)
             for level in range(PROTECTIONS):
                 drop(place.tables[level], pages)
         number = place.next
@@ -1740,7 +1821,36 @@ cdef inline uint32_t allowed(const range_t* r, uint32_t processor) noexcept nogi
     return RO if r.prot & 1 else NO
 
 
-cdef bint map_pages(place_t* place, const uint64_t* pages, uint32_t level) noexcept nogil:
+cdef void tell_remote(uvm_t* p, uint32_t block, const uint64_t* pins,
+                      remote_t cause) noexcept nogil:
+    """New mappings of pages that are elsewhere, by processor; pinned ones are so by cause."""
+    cdef uint32_t i, page, first, near
+    cdef uint64_t m[8]
+    cdef uint64_t pages[8]
+    cdef bint pinned
+    cdef place_t* place
+    for i in range(p.processors):
+        if not any_of(p.gained[i]):
+            continue
+        place = uvm_place(p, block, i)
+        without(pages, p.gained[i], place.resident)
+        clear(p.gained[i])
+        page = 0
+        while next_page(pages, &page):
+            first = page
+            near = closest(p, holders_of(p, block, page), i)
+            pinned = pins != NULL and has(pins, page)
+            while page < BLOCK and has(pages, page) and (
+                closest(p, holders_of(p, block, page), i) == near
+                and (pins != NULL and has(pins, page)) == pinned
+            ):
+                page += 1
+            span_of(m, first, page)
+            tell_runs(p, block, m, EVENT_REMOTE, i, near, REMOTE_THRASHING if pinned else cause)
+
+
+cdef bint map_pages(uvm_t* p, place_t* place, const uint64_t* pages,
+                    uint32_t level) noexcept nogil:
     """Entries of at least that protection; whether any is more than there was."""
     cdef uint64_t m[8]
     cdef uint32_t i
@@ -1750,6 +1860,8 @@ cdef bint map_pages(place_t* place, const uint64_t* pages, uint32_t level) noexc
         return False
     for i in range(level):
         add(place.tables[i], m)
+    if p.engine.recording:
+        add(p.gained[place.processor], m)
     return True
 
 
@@ -1845,7 +1957,7 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
     for level in range(PROTECTIONS):
         for w in range(8):
             m[w] = l.v[level][w] & (~b.duplicated[w] | mine.resident[w])
-        if any_of(m) and map_pages(mine, m, level + 1):
+        if any_of(m) and map_pages(p, mine, m, level + 1):
             mapped |= me
     users = r.accessed_by & p.reaching[target] & ~me
     if r.preferred and r.preferred != target + 1:
@@ -1871,6 +1983,8 @@ cdef void map_serviced(uvm_t* p, uint32_t block, uint32_t requester, uint32_t ta
                     users &= users - 1
             page += p.unit
     count_maps(p, popcount64(mapped))
+    if p.engine.recording:
+        tell_remote(p, block, pins, REMOTE_POLICY)
 
 
 cdef inline uint32_t user_level(uvm_t* p, const range_t* r, uint32_t level, uint32_t requester,
@@ -1896,7 +2010,7 @@ cdef uint64_t map_user(uvm_t* p, uint32_t block, uint32_t requester, uint32_t us
         if given and any_of(levels.v[level]):
             if place == NULL:
                 place = uvm_make_place(p, block, user)
-            more |= map_pages(place, levels.v[level], given)
+            more |= map_pages(p, place, levels.v[level], given)
     return <uint64_t>more << user
 
 
@@ -1933,8 +2047,8 @@ cdef uint32_t unrevoked(uvm_t* p, uint32_t block, uint32_t processor,
     return RW if limit > RW else limit
 
 
-cdef void map_unrevoked(uvm_t* p, uint32_t block, uint32_t processor,
-                        const uint64_t* wanted) noexcept nogil:
+cdef void map_unrevoked(uvm_t* p, uint32_t block, uint32_t processor, const uint64_t* wanted,
+                        remote_t cause) noexcept nogil:
     """Mappings that nobody faulted for: not of discarded or duplicated pages."""
     cdef block_t* b = block_no(p, block)
     cdef place_t* place = uvm_place(p, block, processor)
@@ -1959,9 +2073,11 @@ cdef void map_unrevoked(uvm_t* p, uint32_t block, uint32_t processor,
             place = uvm_make_place(p, block, processor)
             clear(one)
             put(one, page)
-            more |= map_pages(place, one, level)
+            more |= map_pages(p, place, one, level)
         page += 1
     count_maps(p, more)
+    if p.engine.recording:
+        tell_remote(p, block, NULL, cause)
 
 
 cdef void map_accessors(uvm_t* p, uint32_t block, const uint64_t* pages) noexcept nogil:
@@ -1972,7 +2088,7 @@ cdef void map_accessors(uvm_t* p, uint32_t block, const uint64_t* pages) noexcep
         return
     without(m, pages, block_no(p, block).duplicated)
     while users:
-        map_unrevoked(p, block, lowest(users), m)
+        map_unrevoked(p, block, lowest(users), m, REMOTE_POLICY)
         users &= users - 1
 
 
@@ -2135,6 +2251,9 @@ cdef bint service(uvm_t* p, uint32_t block, uint32_t requester, const request_t*
         if any_of(m) and not make_resident(p, block, target, m, cause, early, False):
             return False
         map_serviced(p, block, requester, target, todo, q, pins)
+        if p.engine.recording and both(m, todo, pins):
+            tell_runs(p, block, m, EVENT_PIN, requester, target, 0)
+    tell_runs(p, block, out.throttled, EVENT_THROTTLE, requester, 0, out.until)
     p.counters.prefetched_pages += early_pages
     p.counters.pins += npinned
     p.counters.throttles += nthrottled
@@ -2190,11 +2309,15 @@ cdef ended_t serve_block(uvm_t* p, uint32_t block, uint32_t requester, const req
                          decision_t by, service_t* out) noexcept nogil:
     """The same until there is room: a full GPU evicts, and all of it starts again."""
     cdef ended_t ended = ENDED
+    cdef uint64_t before = p.engine.counters.migrated_pages
     while True:
         if not room_for(p, block):
             ended = NO_RECORDS
             break
         if service(p, block, requester, q, by, out):
+            if by == BY_FAULT:
+                tell_runs(p, block, q.pages, EVENT_SERVED, requester, 0,
+                          p.engine.counters.migrated_pages > before)
             break
         ended = make_room(p)
         if ended != ENDED:
@@ -2215,12 +2338,6 @@ cdef inline void ask_level(request_t* q, uint32_t level) noexcept nogil:
         copy_to(q.atomic, q.pages)
 
 
-# One fault in the order in which a batch is served.
-cdef struct sorted_t:
-    uint64_t page
-    uint32_t processor
-    uint32_t rank          # most intrusive first, then as they came
-
 cdef int by_page(const void* a, const void* b) noexcept nogil:
     cdef const sorted_t* x = <const sorted_t*>a
     cdef const sorted_t* y = <const sorted_t*>b
@@ -2229,16 +2346,6 @@ cdef int by_page(const void* a, const void* b) noexcept nogil:
     if x.page != y.page:
         return -1 if x.page < y.page else 1
     return -1 if x.rank < y.rank else 1
-
-
-# A fault buffer entry as far as coalescing looks at it.
-cdef struct entering_t:
-    uint64_t page
-    uint32_t instance
-    uint16_t tlb           # below 256
-    uint8_t level          # access level, 0 to 4
-    uint8_t levels         # out: bits of those that it stands for
-    uint32_t instances     # out: entries that it stands for; 0: another stands for it
 
 
 cdef void coalesce(entering_t* e, uint32_t n) noexcept nogil:
@@ -2277,8 +2384,15 @@ cdef void coalesce(entering_t* e, uint32_t n) noexcept nogil:
 
 
 cdef inline uint32_t level_of(uint32_t access) noexcept nogil:
-    """Access level of a record's access: read 1, write 2, strong atomic 4."""
-    return 1 if access == 0 else 2 if access == 1 else 4
+    """Access level of a record's access: prefetch 0, read or unknown 1, write 2, atomic 4."""
+    if access == PREFETCHED:
+        return 0
+    return 2 if access == 1 else 4 if access == 2 else 1
+
+
+cdef inline uint32_t touch_level(uint32_t access) noexcept nogil:
+    """Level of a touch: 0 read, 1 write, 2 strong atomic; what is not known reads."""
+    return access if access <= 2 else 0
 
 
 cdef void end_fault(uvm_t* p, uint32_t processor, touch_t* out, int32_t ret,
@@ -2286,126 +2400,269 @@ cdef void end_fault(uvm_t* p, uint32_t processor, touch_t* out, int32_t ret,
     out.ret = ret
     out.reason = reason
     out.faults = reason == REASON_OK
-    out.duplicates = reason == REASON_DUPLICATE or reason == REASON_RETRY_LATER
-    p.engine.processors[processor].driver_faults += 1
+    out.duplicates = ret == 0 and reason != REASON_OK
+    p.engine.processors[processor].driver_faults += reason != REASON_PREFETCH_OFF
     p.engine.processors[processor].faults += out.faults
     p.engine.processors[processor].duplicates += out.duplicates
     p.engine.processors[processor].fatal += ret != 0
 
 
-cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noexcept nogil:
-    """Faults that arrive together: sorted, coalesced, served block by block."""
-    cdef sorted_t order[256]
-    cdef entering_t entering[256]
-    cdef uint32_t i, k, group, processor, number, block, page
-    cdef uint64_t frame, last_page = 0, before
-    cdef uint32_t last_processor = 0
+cdef void fetch(uvm_t* p, uint32_t faults) noexcept nogil:
+    """A batch of faults is fetched from the buffer."""
+    tell(p, EVENT_BATCH, 0, 0, 0, faults)
+    pay_batch(p, faults)
+
+
+cdef void cancel_path(uvm_t* p, uint32_t faults) noexcept nogil:
+    """A batch with fatal faults: what is left of it, so many entries, comes once more.
+
+    The second replay follows the cancels (section 3.5).
+    """
+    p.counters.fatal_batches += 1
+    p.counters.replays += 2
+    fetch(p, faults)
+
+
+cdef void cancel(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
+                 uint8_t reason) noexcept nogil:
+    """Faults on pages end with the access: nothing serves them."""
+    p.counters.cancels += last - first + 1
+    tell(p, EVENT_CANCEL, first, last, processor, FATAL_NUMBERS[reason])
+
+
+cdef void cancel_all(uvm_t* p, const sorted_t* order, uint32_t n,
+                     const touch_t* out) noexcept nogil:
+    """Faults of a batch that ended with an error are cancelled, each page once."""
+    cdef uint32_t i, processor = 0
+    cdef uint64_t page = 0
+    for i in range(n):
+        if out[order[i].rank % MAX_BATCH].ret and (
+            order[i].page != page or order[i].processor != processor
+        ):
+            page = order[i].page
+            processor = order[i].processor
+            cancel(p, processor, page, page, out[order[i].rank % MAX_BATCH].reason)
+
+
+cdef void flag_prefetches(uvm_t* p, uint32_t gpu, uint64_t instances) noexcept nogil:
+    """Prefetch faults of a GPU in a batch on unknown addresses; too many stop them all."""
+    p.counters.invalid_prefetches += instances
+    if p.prefetch_lapse and instances * 3 > <uint64_t>p.batch_size * 2:
+        p.gpus[gpu].prefetch_off = p.engine.now + p.prefetch_lapse
+        p.counters.prefetch_stops += 1
+
+
+cdef inline void end_with(touch_t* out, int32_t ret, uint8_t reason) noexcept nogil:
+    out.ret = ret
+    out.reason = reason
+    out.best = NOWHERE
+
+
+cdef inline uint8_t reason_of(ended_t ended) noexcept nogil:
+    return REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY
+
+
+cdef ended_t serve_group(uvm_t* p, uint32_t number, uint32_t* at, uint32_t n, bint again,
+                         bint* doomed, touch_t* out) noexcept nogil:
+    """Serve the faults of p.sorted from *at* on that are one block's; *at* moves past them.
+
+    *again*: only those that were throttled. Fatal ones among them are marked.
+    """
+    cdef sorted_t* order = p.sorted
+    cdef entering_t* entering = p.entering
+    cdef uint32_t processor = order[at[0]].processor, group = at[0], i = at[0], k, page, block
+    cdef uint64_t frame = order[i].page // BLOCK, before = p.engine.counters.migrated_pages
+    cdef uint64_t last_page = 0
     cdef request_t q
     cdef service_t met
     cdef uint64_t mapped[8]
     cdef place_t* place
     cdef ended_t ended
-    p.counters.batches += 1
-    pay_batch(p, n)
+    memset(&q, 0, sizeof(q))
+    while i < n and order[i].processor == processor and order[i].page // BLOCK == frame and (
+        order[i].page <= p.near_last
+    ):
+        k = order[i].entry
+        i += 1
+        if again:
+            if out[order[i - 1].rank % MAX_BATCH].reason != REASON_RETRY_LATER:
+                continue
+        elif k == NO_ENTRY:
+            end_with(out + order[i - 1].rank % MAX_BATCH, -E_IO, REASON_FAULT_TYPE)
+            doomed[0] = True
+            continue
+        elif not entering[k].instances:
+            continue
+        page = order[i - 1].page % BLOCK
+        if any_of(q.pages) and order[i - 1].page == last_page:
+            entering[k].instances = 0  # a duplicate of the one before it
+            continue
+        last_page = order[i - 1].page
+        put_whole(p, q.pages, page)
+        k = entering[k].levels
+        if k >> 4:
+            put_whole(p, q.strong, page)
+        elif k >> 2:
+            put_whole(p, q.write, page)
+        if k & 7 == 0:
+            put_whole(p, q.atomic, page)
+    at[0] = i
+    if not uvm_reserve_block(p, number):
+        return NO_RECORDS
+    block = uvm_make_block(p, number, frame)
+    place = uvm_place(p, block, processor)
+    clear(mapped)
+    if place != NULL:
+        for k in range(8):
+            mapped[k] = (
+                (place.tables[0][k] & ~q.write[k] & ~q.strong[k])
+                | (place.tables[1][k] & q.write[k])
+                | (place.tables[2][k] & q.strong[k])
+            )
+    ended = serve_block(p, block, processor, &q, BY_FAULT, &met)
+    if ended != ENDED:
+        return ended
+    if p.order != NULL:
+        use_chunks(p, block, processor, met.served)
+    out[order[group].rank % MAX_BATCH].moved = p.engine.counters.migrated_pages - before
+    for group in range(group, i):
+        k = order[group].rank % MAX_BATCH
+        page = order[group].page % BLOCK
+        if again:
+            if out[k].reason != REASON_RETRY_LATER:
+                continue
+        elif order[group].entry == NO_ENTRY or not entering[order[group].entry].instances:
+            continue
+        if has(met.throttled, page):
+            out[k].reason = REASON_RETRY_LATER
+        elif not has(mapped, page):
+            out[k].reason = REASON_OK
+            out[k].best = met.best
+        else:
+            out[k].reason = REASON_DUPLICATE
+    return ENDED
+
+
+cdef uint32_t enter(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noexcept nogil:
+    """Faults of a batch into p.sorted and p.entering, coalesced and in order; how many."""
+    cdef sorted_t* order = p.sorted
+    cdef entering_t* entering = p.entering
+    cdef uint32_t i, level, heard = 0, plain = 0
     for i in range(n):
-        # Arrivals name no uTLB: a GPU counts as one.
-        entering[i].page = head_of(p, faults[i].page)
-        entering[i].instance = faults[i].processor
-        entering[i].tlb = <uint16_t>faults[i].processor
-        entering[i].level = <uint8_t>level_of(faults[i].access)
-        entering[i].levels = <uint8_t>(1 << entering[i].level)
-        entering[i].instances = 1
-        order[i].page = entering[i].page
-        order[i].processor = faults[i].processor
-        order[i].rank = (4 - entering[i].level) * 256 + i
         out[i].page = faults[i].page
         out[i].best = NOWHERE
-        out[i].reason = REASON_DUPLICATE
-    if p.coalesce:
-        coalesce(entering, n)
-    if n > 1:
-        qsort(order, n, sizeof(sorted_t), by_page)
-    # Duplicates drop out; what is left is in order.
-    k = 0
-    for i in range(n):
-        number = order[i].rank & 255
-        if not entering[number].instances or (
-            order[i].processor == last_processor and order[i].page == last_page
+        if faults[i].access == PREFETCHED and (
+            p.engine.now < p.gpus[faults[i].processor].prefetch_off
         ):
+            out[i].reason = REASON_PREFETCH_OFF
             continue
-        last_processor = order[i].processor
-        last_page = order[i].page
-        order[k] = order[i]
-        k += 1
-    n = k
+        out[i].reason = REASON_DUPLICATE
+        level = level_of(faults[i].access)
+        order[heard].page = head_of(p, faults[i].page)
+        order[heard].processor = faults[i].processor
+        order[heard].rank = (4 - level) * MAX_BATCH + i
+        order[heard].entry = NO_ENTRY
+        if faults[i].type < FATAL:
+            # Arrivals name no uTLB: a GPU counts as one.
+            order[heard].entry = plain
+            entering[plain].page = order[heard].page
+            entering[plain].instance = faults[i].processor
+            entering[plain].tlb = <uint16_t>faults[i].processor
+            entering[plain].level = <uint8_t>level
+            entering[plain].levels = <uint8_t>(1 << level)
+            entering[plain].instances = 1
+            plain += 1
+        heard += 1
+        tell(p, EVENT_FAULT, faults[i].page, faults[i].page, faults[i].processor, faults[i].access)
+    if p.coalesce:
+        coalesce(entering, plain)
+    if heard > 1:
+        qsort(order, heard, sizeof(sorted_t), by_page)
+    return heard
+
+
+cdef void batch(uvm_t* p, const arrival_t* faults, uint32_t n, touch_t* out) noexcept nogil:
+    """Faults that arrive together: sorted, coalesced, served block by block."""
+    cdef sorted_t* order = p.sorted
+    cdef uint32_t i = 0, k, number, flagger = 0, left = 0
+    cdef uint64_t flagged = 0, failed = 0
+    cdef ended_t ended
+    cdef uint8_t why = REASON_OUT_OF_MEMORY
+    cdef bint doomed = False, replayed = False
+    n = enter(p, faults, n, out)
+    if not n:
+        return
+    p.counters.batches += 1
+    fetch(p, n)
+    while i < n:
+        k = order[i].rank % MAX_BATCH
+        number = uvm_range_at(p, order[i].page)
+        if order[i].entry == NO_ENTRY:
+            end_with(out + k, -E_IO, REASON_FAULT_TYPE)
+            doomed = True
+        elif not number and faults[k].access == PREFETCHED:
+            end_with(out + k, 0, REASON_INVALID_PREFETCH)
+            if flagged and flagger != order[i].processor:
+                flag_prefetches(p, flagger, flagged)
+                flagged = 0
+            flagger = order[i].processor
+            flagged += p.entering[order[i].entry].instances
+        elif not number:
+            end_with(out + k, -E_FAULT, REASON_NO_MAPPING)
+            doomed = True
+        elif p.entering[order[i].entry].instances and not failed >> order[i].processor & 1:
+            k = order[i].processor
+            ended = serve_group(p, number, &i, n, False, &doomed, out)
+            if ended != ENDED:
+                failed |= <uint64_t>1 << k
+                why = reason_of(ended)
+            elif p.replay_policy == 0 and not doomed:
+                p.counters.replays += 1
+                replayed = True
+            continue
+        i += 1
+    if flagged:
+        flag_prefetches(p, flagger, flagged)
+    for i in range(n if failed else 0):  # an error of all that the GPU faulted for
+        k = order[i].rank % MAX_BATCH
+        if failed >> order[i].processor & 1 and faults[k].access != PREFETCHED:
+            end_with(out + k, -E_NOMEM, why)
+    if not doomed:
+        if failed:
+            cancel_all(p, order, n, out)
+            p.counters.replays += not replayed
+        else:
+            p.counters.replays += p.replay_policy != 0
+        return
+    for i in range(n):
+        k = order[i].rank % MAX_BATCH
+        left += out[k].ret != 0 or (
+            out[k].reason == REASON_RETRY_LATER and not failed >> order[i].processor & 1
+        )
+    cancel_path(p, left)
     i = 0
     while i < n:
-        processor = order[i].processor
-        number = uvm_range_at(p, order[i].page)
-        if not number:
-            out[order[i].rank & 255].reason = REASON_NO_MAPPING
-            out[order[i].rank & 255].ret = -E_FAULT
+        k = order[i].rank % MAX_BATCH
+        if out[k].reason != REASON_RETRY_LATER or failed >> order[i].processor & 1:
             i += 1
             continue
-        frame = order[i].page // BLOCK
-        memset(&q, 0, sizeof(q))
-        group = i
-        while i < n and order[i].processor == processor and order[i].page // BLOCK == frame and (
-            order[i].page <= p.near_last
-        ):
-            page = order[i].page % BLOCK
-            k = entering[order[i].rank & 255].levels
-            put_whole(p, q.pages, page)
-            if k >> 4:
-                put_whole(p, q.strong, page)
-            elif k >> 2:
-                put_whole(p, q.write, page)
-            if k & 7 == 0:
-                put_whole(p, q.atomic, page)
-            i += 1
-        before = p.engine.counters.migrated_pages
-        block = 0
-        ended = NO_RECORDS
-        clear(mapped)
-        if uvm_reserve_block(p, number):
-            block = uvm_make_block(p, number, frame)
-            place = uvm_place(p, block, processor)
-            if place != NULL:
-                for k in range(8):
-                    mapped[k] = (
-                        (place.tables[0][k] & ~q.write[k] & ~q.strong[k])
-                        | (place.tables[1][k] & q.write[k])
-                        | (place.tables[2][k] & q.strong[k])
-                    )
-            ended = serve_block(p, block, processor, &q, BY_FAULT, &met)
-            if ended == ENDED and p.order != NULL:
-                use_chunks(p, block, processor, met.served)
-        p.counters.replays += p.replay_policy == 0
-        out[order[group].rank & 255].moved = p.engine.counters.migrated_pages - before
-        for group in range(group, i):
-            k = order[group].rank & 255
-            page = order[group].page % BLOCK
-            if ended != ENDED:
-                out[k].ret = -E_NOMEM
-                out[k].reason = (
-                    REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY
-                )
-            elif has(met.throttled, page):
-                out[k].reason = REASON_RETRY_LATER
-            elif not has(mapped, page):
-                out[k].reason = REASON_OK
-                out[k].best = met.best
-    p.counters.replays += p.replay_policy != 0
+        left = i
+        number = uvm_range_at(p, order[i].page)
+        ended = serve_group(p, number, &i, n, True, &doomed, out)
+        if ended != ENDED:
+            for left in range(left, i):
+                k = order[left].rank % MAX_BATCH
+                if out[k].reason == REASON_RETRY_LATER:
+                    end_with(out + k, -E_NOMEM, reason_of(ended))
+    cancel_all(p, order, n, out)
 
 
 cdef void uvm_deliver(void* state, const arrival_t* faults, uint32_t n,
                       touch_t* out) noexcept nogil:
+    """One batch, at most as large as the table of operations says."""
     cdef uvm_t* p = <uvm_t*>state
-    cdef uint32_t at = 0, count, i
-    while at < n:
-        count = n - at if n - at < p.batch_size else p.batch_size
-        batch(p, faults + at, count, out + at)
-        at += count
+    cdef uint32_t i
+    batch(p, faults, n, out)
     for i in range(n):
         end_fault(p, faults[i].processor, out + i, out[i].ret, out[i].reason)
 
@@ -2591,6 +2848,32 @@ cdef void wait(uvm_t* p, uint64_t until) noexcept nogil:
     uvm_step(p)
 
 
+cdef void cancel_groups(uvm_t* p, uint32_t processor, const group_t* groups, uint32_t n,
+                        uint8_t reason) noexcept nogil:
+    """All faults of a touch's batch are cancelled."""
+    cdef uint32_t i, page, end
+    cdef uint64_t base
+    for i in range(n):
+        base = block_no(p, groups[i].block).frame * BLOCK
+        page = 0
+        while next_page(groups[i].pages, &page):
+            end = run_end(groups[i].pages, page)
+            cancel(p, processor, base + page, base + end - 1, reason)
+            page = end
+
+
+cdef void touch_nothing(uvm_t* p, uint32_t processor, uint64_t page, uint32_t level,
+                        touch_t* out) noexcept nogil:
+    """A fault on an unknown address, alone in its batch."""
+    p.counters.batches += 1
+    p.counters.services += 1
+    tell(p, EVENT_FAULT, page, page, processor, level)
+    fetch(p, 1)
+    cancel_path(p, 1)
+    cancel(p, processor, page, page, REASON_NO_MAPPING)
+    fatal(out, page, -E_FAULT, REASON_NO_MAPPING)
+
+
 cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
                 touch_t* out) noexcept nogil:
     """One batch of a touch, again for its throttled pages until all are served.
@@ -2609,18 +2892,20 @@ cdef bint serve(uvm_t* p, uint32_t processor, uint32_t level, uint32_t groups,
         left = count = 0
         for i in range(groups):
             count += npages(p, waiting[i].pages)
+            tell_runs(p, waiting[i].block, waiting[i].pages, EVENT_FAULT, processor, 0, level)
         p.counters.batches += 1
-        pay_batch(p, count)
+        fetch(p, count)
         for i in range(groups):
             copy_to(q.pages, waiting[i].pages)
             ask_level(&q, level)
             ended = serve_block(p, waiting[i].block, processor, &q, BY_FAULT, &met)
-            p.counters.replays += p.replay_policy == 0
             if ended != ENDED:
                 fatal(out,
                       block_no(p, waiting[i].block).frame * BLOCK + first_of(waiting[i].pages),
-                      -E_NOMEM, REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
+                      -E_NOMEM, reason_of(ended))
+                cancel_groups(p, processor, waiting, groups, out.reason)
                 return held
+            p.counters.replays += p.replay_policy == 0
             touched(p, processor, waiting[i].block, met.served, out)
             out.faults += npages(p, met.served)
             if met.best != NOWHERE:
@@ -2654,7 +2939,7 @@ cdef void touch_gpu(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
         size = p.outstanding
     while page <= last:
         if not uvm_range_at(p, page):
-            fatal(out, page, -E_FAULT, REASON_NO_MAPPING)
+            touch_nothing(p, processor, page, level, out)
             return
         end = last
         total = 0
@@ -2710,13 +2995,13 @@ cdef void touch_cpu(uvm_t* p, uint64_t first, uint64_t last, uint32_t level,
         uvm_step(p)
         at = block_no(p, p.chunk[0].block).frame * BLOCK + first_of(p.chunk[0].pages)
         tries = tries + 1 if page == at else 1
+        tell(p, EVENT_FAULT, at, at, 0, level != 0)
         pay_batch(p, 1)
         copy_to(q.pages, p.chunk[0].pages)
         ask_level(&q, level)
         ended = serve_block(p, p.chunk[0].block, 0, &q, BY_FAULT, &met)
         if ended != ENDED:
-            fatal(out, at, -E_NOMEM,
-                  REASON_OUT_OF_MEMORY if ended == NO_ROOM else REASON_NO_MEMORY)
+            fatal(out, at, -E_NOMEM, reason_of(ended))
             return
         if any_of(met.throttled):
             if tries == RETRIES:
@@ -2831,7 +3116,7 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
         m = <uint64_t>1 << (lo & 63)
         if place == NULL or not place.tables[level][lo >> 6] & m:
             settle(p)
-            if p.timer and p.timer <= p.engine.now:
+            if p.engine.recording or (p.timer and p.timer <= p.engine.now):
                 return False
             if not service_short(p, block, processor, lo, level, &out.best):
                 return False
@@ -2862,11 +3147,11 @@ cdef bint touch_short(uvm_t* p, uint32_t processor, uint64_t first, uint64_t las
 cdef void touch_long(uvm_t* p, uint32_t processor, uint64_t first, uint64_t last,
                      uint32_t access, touch_t* out) noexcept nogil:
     if processor == 0:
-        touch_cpu(p, first, last, 2 if access else 0, out)
+        touch_cpu(p, first, last, 2 if touch_level(access) else 0, out)
     elif not p.gpus[processor].svm:
         fatal(out, first, -E_PERM, REASON_NO_SVM)
     else:
-        touch_gpu(p, processor, first, last, access if access < 2 else 2, out)
+        touch_gpu(p, processor, first, last, touch_level(access), out)
 
 
 cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t last,
@@ -2876,7 +3161,7 @@ cdef void uvm_touch(void* state, uint32_t processor, uint64_t first, uint64_t la
     cdef uint64_t before = p.engine.counters.migrated_pages
     uvm_step(p)
     if not p.short_way >> processor & 1 or not touch_short(
-        p, processor, first, last, access if access < 2 else 2, out
+        p, processor, first, last, touch_level(access), out
     ):
         p.asked_first = first
         p.asked_last = last
@@ -3375,10 +3660,10 @@ cdef void advise_block(uvm_t* p, uint32_t block, const advice_t* a,
     without(m, pages, b.duplicated)
     if a.kind == ADVISE_ACCESSED_BY:
         if a.on:
-            map_unrevoked(p, block, a.value, m)
+            map_unrevoked(p, block, a.value, m, REMOTE_POLICY)
         return
     if before and r.accessed_by >> (before - 1) & 1:
-        map_unrevoked(p, block, before - 1, m)
+        map_unrevoked(p, block, before - 1, m, REMOTE_POLICY)
     if a.value:
         place = uvm_place(p, block, a.value - 1)
         if place != NULL:
@@ -3461,7 +3746,7 @@ cdef bint migrate_block(uvm_t* p, uint32_t block, const uint64_t* pages, uint32_
         return False
     drop(b.discarded, pages)
     if maps:
-        map_unrevoked(p, block, target, pages)
+        map_unrevoked(p, block, target, pages, REMOTE_POLICY)
         map_accessors(p, block, pages)
     return True
 
@@ -3738,8 +4023,14 @@ cdef bint uvm_window(void* state, uint64_t page, uint64_t* first, uint64_t* last
     return True
 
 
+#: Fatal reasons of the driver's interface by the number of a reason.
+cdef uint8_t FATAL_NUMBERS[256]
+memset(FATAL_NUMBERS, 0, sizeof(FATAL_NUMBERS))
+for _word, _fatal in FATAL_REASONS.items():
+    FATAL_NUMBERS[<uint32_t>_REASONS.index(_word)] = _fatal
+
 cdef ops_t OPS
-OPS.batch = MAX_BATCH
+OPS.batch = MAX_BATCH  # until the rules are known
 OPS.touch = uvm_touch
 OPS.deliver = uvm_deliver
 OPS.map = ops_map
@@ -3760,6 +4051,23 @@ cdef object number_of(const uint64_t* m):
     for w in range(8):
         out |= int(m[w]) << (64 * w)
     return out
+
+
+cdef int take_arrival(uvm_t* p, arrival_t* a, object number, object fault) except -1:
+    """A fault as Python has it."""
+    processor, page, access, *types = fault
+    kind = types[0] if types else 0
+    if not 0 < processor < p.processors or not 0 <= access <= 4 or not 0 <= kind <= 255:
+        raise InvalidArgumentError(
+            f"fault {number} of processor {processor}, access {access}, type {kind}: expected a "
+            f"GPU, 1 to {p.processors - 1}, an access of 0 to 4 and a type of 0 to 255"
+        )
+    a.processor = processor
+    a.page = page
+    a.access = access
+    a.type = kind
+    a.ts = 0
+    return 0
 
 
 cdef uint32_t prot_bits(str prot):
@@ -3827,7 +4135,11 @@ cdef class UvmProcess(Process):
         p.tree = ranges_new(False, 0)
         p.chunk = <group_t*>malloc(MOST_BATCH * sizeof(group_t))
         p.again = <group_t*>malloc(MOST_BATCH * sizeof(group_t))
-        if p.engine == NULL or p.tree == NULL or p.chunk == NULL or p.again == NULL:
+        p.entering = <entering_t*>malloc(MAX_BATCH * sizeof(entering_t))
+        p.sorted = <sorted_t*>malloc(MAX_BATCH * sizeof(sorted_t))
+        if p.engine == NULL or p.tree == NULL or p.chunk == NULL or p.again == NULL or (
+            p.entering == NULL or p.sorted == NULL
+        ):
             raise OutOfMemoryError("no memory for a process")
         p.node = &shared.n
         p.ranges.item = sizeof(range_t)
@@ -3872,7 +4184,9 @@ cdef class UvmProcess(Process):
                 p.short_way |= <uint64_t>p.gpus[i].svm << i
         p.engine.costs.batch_ns = 20_000  # until the machine's are set
         p.engine.costs.in_batch_ns = 500
-        process_join(self, p, &OPS, p.engine, oldest_age, evict_oldest)
+        p.ops = OPS
+        p.ops.batch = p.batch_size
+        process_join(self, p, &p.ops, p.engine, oldest_age, evict_oldest)
 
     def __dealloc__(self):
         cdef uvm_t* p = self.p
@@ -3907,6 +4221,8 @@ cdef class UvmProcess(Process):
         evict_free(p.order)
         free(p.chunk)
         free(p.again)
+        free(p.entering)
+        free(p.sorted)
         free(p)
 
     # ---- operations ----
@@ -3936,6 +4252,12 @@ cdef class UvmProcess(Process):
                 ))
             elif e.events[i].kind == EVENT_EVICT_OBJECT:
                 result.bo_evict.append((e.events[i].value, e.events[i].first))
+                continue
+            result.events.append((
+                e.events[i].t_ns, WORDS[e.events[i].kind], e.events[i].first, e.events[i].last,
+                e.events[i].source, e.events[i].target,
+                e.events[i].cause if e.events[i].kind == EVENT_MIGRATE else e.events[i].value,
+            ))
         e.nevents = 0
         if e.lost_events:
             e.lost_events = False
@@ -4016,39 +4338,38 @@ cdef class UvmProcess(Process):
         return uvm_migrate(self.p, first, last, processor)
 
     def deliver(self, faults):
-        """Faults that arrive together, each delivered once (section 3).
+        """Faults that arrive together, each delivered once, in batches (section 3).
 
         Parameters
         ----------
-        faults : sequence of (processor, page, access)
-            GPU faults; access 0 read, 1 write, 2 strong atomic.
+        faults : sequence of (processor, page, access) or (processor, page, access, type)
+            GPU faults; access as in a record: 0 read, 1 write, 2 strong atomic, 3 the
+            hardware's prefetcher, 4 unknown, which reads. The hardware's fault type is fatal
+            from 5 on.
 
         Returns
         -------
         list of (errno, reason, where it was served from)
         """
-        cdef arrival_t arrivals[256]
-        cdef touch_t met[256]
-        cdef uint32_t n, i
+        cdef uint32_t n, i, size = self.p.batch_size
+        cdef arrival_t* arrivals = <arrival_t*>malloc(size * sizeof(arrival_t))
+        cdef touch_t* met = <touch_t*>malloc(size * sizeof(touch_t))
         out = []
-        for at in range(0, len(faults), MAX_BATCH):
-            some = faults[at:at + MAX_BATCH]
-            n = len(some)
-            memset(met, 0, sizeof(met))
-            for i in range(n):
-                processor, page, access = some[i]
-                if not 0 < processor < self.p.processors or not 0 <= access <= 2:
-                    raise InvalidArgumentError(
-                        f"fault {at + i} of processor {processor}, access {access}: expected a "
-                        f"GPU, 1 to {self.p.processors - 1}, and an access of 0 to 2"
-                    )
-                arrivals[i].processor = processor
-                arrivals[i].page = page
-                arrivals[i].access = access
-                arrivals[i].ts = 0
-            uvm_deliver(self.p, arrivals, n, met)
-            for i in range(n):
-                out.append((met[i].ret, _REASONS[met[i].reason], met[i].best))
+        try:
+            if arrivals == NULL or met == NULL:
+                raise OutOfMemoryError("no memory for a batch of faults")
+            for at in range(0, len(faults), size):
+                some = faults[at:at + size]
+                n = len(some)
+                for i in range(n):
+                    take_arrival(self.p, arrivals + i, at + i, some[i])
+                memset(met, 0, n * sizeof(touch_t))
+                uvm_deliver(self.p, arrivals, n, met)
+                for i in range(n):
+                    out.append((met[i].ret, _REASONS[met[i].reason], met[i].best))
+        finally:
+            free(arrivals)
+            free(met)
         return out
 
     def fault(self, gpu_id, page, write, ts=0):
@@ -4076,6 +4397,19 @@ cdef class UvmProcess(Process):
 
     # ---- views ----
 
+    #: Words of the one log of events that :meth:`finish` gives, in the order of their kinds.
+    words = tuple(WORDS.values())
+    #: Words of the causes of its moves, by number.
+    causes = CAUSES
+
+    def move_ns(self, source, target, pages):
+        """What moving or copying the pages at once from one processor's memory costs, ns."""
+        if not (0 <= source < self.p.processors and 0 <= target < self.p.processors):
+            raise InvalidArgumentError(
+                f"move from {source} to {target}: expected processors 0 to {self.p.processors - 1}"
+            )
+        return move_ns(&self.p.engine.costs, source, target, pages)
+
     @property
     def next_event_ns(self):
         """When pinned pages are released next, ``None`` without any."""
@@ -4085,7 +4419,10 @@ cdef class UvmProcess(Process):
     def nbytes(self):
         """Memory held by the state, bytes."""
         cdef uvm_t* p = self.p
-        cdef uint64_t total = sizeof(uvm_t) + 2 * MOST_BATCH * sizeof(group_t)
+        cdef uint64_t total = (
+            sizeof(uvm_t) + 2 * MOST_BATCH * sizeof(group_t)
+            + MAX_BATCH * (sizeof(entering_t) + sizeof(sorted_t))
+        )
         cdef range_entry_t e
         cdef uint64_t page = 0
         cdef arena_t* arena
@@ -4370,6 +4707,7 @@ cdef class UvmProcess(Process):
             "taken": {gpu: p.gpus[gpu].taken for gpu in range(1, p.processors)},
             "queue": queue,
             "lapse": (p.lapse, p.votes, p.timer),
+            "prefetch_off": {gpu: p.gpus[gpu].prefetch_off for gpu in range(1, p.processors)},
             "count": count,
             "used": {gpu: p.node.used[gpu - 1] for gpu in range(1, p.processors)},
         }
@@ -4393,6 +4731,7 @@ cdef void take_rules(uvm_t* p, object rules) except *:
     p.max_resets = rules.max_resets
     p.lapse_votes = rules.lapse_votes
     p.pma_batch = 1 << rules.pma_batch_order
+    p.prefetch_lapse = rules.prefetch_fault_lapse_ms * 1_000_000
     p.quota = <uint64_t>-1 if rules.quota_pages is None else rules.quota_pages
     p.lapse_mode = ("off", "shipped", "intended").index(rules.lapse_mode)
     p.replay_policy = ("block", "batch", "batch_flush", "once").index(rules.replay_policy)

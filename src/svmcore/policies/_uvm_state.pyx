@@ -91,6 +91,8 @@ ORDER_COLUMNS = {
     "drawn": ("root",),
     "random": ("state",),
 }
+#: Where a GPU reports no prefetch faults for a while: until when, a row a GPU.
+OFF_COLUMNS = {"prefetch_off": ("until",)}
 #: With access counters that move pages: those that are not empty, where the page that filled
 #: it is 1 + its region of 64 KiB, 0 none.
 ACCESS_COLUMNS = {"access_counters": ("block", "processor", "count", "flagged", "notified")}
@@ -104,6 +106,7 @@ DRIVER = (
     "populated_pages", "invalidated_pages", "prefetched_pages", "batches",
     "services", "replays", "throttles", "pins", "unpins", "revocations",
     "notifications", "access_counter_migrations",
+    "fatal_batches", "cancels", "invalid_prefetches", "prefetch_stops",
 )
 #: Of those, the ones that every state has; later ones begin at 0.
 FIRST_DRIVER = 10
@@ -128,7 +131,7 @@ cdef inline root_t* root_no(uvm_t* p, uint64_t number) noexcept nogil:
 # ---- a process to tables ------------------------------------------------------------------
 
 cdef object table(str name, list rows):
-    columns = (COLUMNS | ORDER_COLUMNS | ACCESS_COLUMNS)[name]
+    columns = (COLUMNS | ORDER_COLUMNS | ACCESS_COLUMNS | OFF_COLUMNS)[name]
     return np.array(rows, np.uint64).reshape(len(rows), len(columns))
 
 
@@ -266,6 +269,9 @@ def pack(UvmProcess process not None):
             [row[name] for name in COLUMNS["processors"]] for row in process.processors()
         ],
     }
+    off = [[p.gpus[gpu].prefetch_off] for gpu in range(1, p.processors)]
+    if any(until for until, in off):
+        rows["prefetch_off"] = off
     if p.counting:
         rows["access_counters"] = counts
     if p.order != NULL:
@@ -342,7 +348,8 @@ def unpack(UvmProcess process not None, tables):
     """
     cdef uvm_t* p = process.p
     cdef uint32_t i, gpu
-    rows = checked(tables, columns_of(p))
+    expected = columns_of(p)
+    rows = checked(tables, expected | OFF_COLUMNS if "prefetch_off" in tables else expected)
     need(len(process) == 0 and p.node.ntenants == 1 and p.node.sequence == 0,
          "expected a new process on a node of its own")
     need(len(rows["process"]) == 1 and rows["process"][0][0] == VERSION,
@@ -375,6 +382,12 @@ def unpack(UvmProcess process not None, tables):
         p.gpus[gpu].held = held
         p.gpus[gpu].taken += held * BLOCK
         p.node.used[gpu - 1] += held * BLOCK
+    if "prefetch_off" in rows:
+        off = [until for until, in rows["prefetch_off"]]
+        need(len(off) == p.processors - 1 and max(off) <= TOP_TIME,
+             "prefetch_off, expected a time below 2**63 a GPU")
+        for gpu in range(1, p.processors):
+            p.gpus[gpu].prefetch_off = off[gpu - 1]
     p.node.sequence = sequence
     values = [row[0] for row in rows["counters"]] + [0] * later
     p.engine.counters = dict(zip(ENGINE, values[:len(ENGINE)], strict=True))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Outcome"]
+__all__ = ["FATAL_REASONS", "Outcome"]
+
+#: Numbers of ``UvmEventFatalReason`` by why a fault ends: InvalidAddress, InvalidPermissions,
+#: InvalidFaultType, OutOfMemory, InternalError (no memory of the model).
+FATAL_REASONS = {
+    "no_mapping": 1,
+    "permission": 2,
+    "fault_type": 3,
+    "out_of_memory": 4,
+    "no_memory": 5,
+}
 
 
 @dataclass
@@ -38,6 +48,9 @@ class Outcome:
         out of the hardware's fault filter.
     bo_evict : list of (device number, pages)
         VRAM objects evicted.
+    events : list of (t_ns, word, first, last, source, target, value)
+        All effects in order, where the policy keeps one log of them (uvm; the words are those
+        of ``docs/explain/uvm.md``); source and target are processors, 0 the CPU.
     """
 
     ret: int = 0
@@ -56,3 +69,4 @@ class Outcome:
     bo_evict: list[tuple[int, int]] = field(default_factory=list)
     filter_removed: list[int] = field(default_factory=list)
     hang: list[int] = field(default_factory=list)
+    events: list[tuple[int, str, int, int, int, int, int]] = field(default_factory=list)

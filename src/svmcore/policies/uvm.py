@@ -42,6 +42,7 @@ _BOUNDS = {
     "access_counter_threshold": (1, 65535),
     "access_counter_batch": (1, 4096),
     "pma_batch_order": (0, 20),
+    "prefetch_fault_lapse_ms": (0, 1 << 32),
     "seed": (0, (1 << 64) - 1),
 }
 
@@ -93,6 +94,9 @@ class Uvm(Policy):
     map_remote_on_eviction : bool
         ``uvm_perf_map_remote_on_eviction``: with access counters, an evicted GPU is
         mapped to the copy in system memory.
+    prefetch_fault_lapse_ms : int
+        ``uvm_perf_reenable_prefetch_faults_lapse_msec``: how long a GPU reports no prefetch
+        faults after a batch with too many invalid ones; 0: it always does.
     pma_batch_order : int
         ``uvm_perf_pma_batch_nonpinned_order``: 2 MiB chunks taken at once, log2.
     eviction : str
@@ -166,6 +170,7 @@ class Uvm(Policy):
     access_counter_threshold: int = 256
     access_counter_batch: int = 256
     map_remote_on_eviction: bool = True
+    prefetch_fault_lapse_ms: int = 1000
     pma_batch_order: int = 6
     eviction: str = "driver"
     seed: int = 0

@@ -19,12 +19,15 @@ from ..errors import InvalidArgumentError
 from ..records import CPU, RECORD, UNKNOWN, Access, Kind, processor_name
 from ..traces.kfd_smi import MigrateValue
 from ..traces.writers import whole_file
+from ..units import PAGE_SIZE
 
 __all__ = ["TELLS", "write_perfetto"]
 
 #: Kinds that have a place on a timeline; the others are left out and counted.
 TELLS = frozenset(Kind) - {Kind.MAP, Kind.UNMAP, Kind.ADVISE, Kind.PREFETCH, Kind.OTHER}
 _TRIGGERS = ("prefetch", "GPU fault", "CPU fault", "eviction")
+_REMOTE = {2: "thrashing", 3: "policy", 5: "eviction"}
+_FATAL = {1: "address", 2: "permission", 3: "fault type", 4: "out of memory", 5: "internal error"}
 #: Tracks: one process of the viewer, a thread a processor.
 _PROCESS = 1
 _Records = npt.NDArray[np.void]
@@ -151,6 +154,25 @@ class _Line:
                     yield _async("e", t_ns, proc, "queues stopped", f"queues {proc}", {})
             case Kind.BATCH:
                 yield _event("X", t_ns, proc, "batch ends" if value else "batch", dur_ns, {})
+            case Kind.REMOTE:
+                why = _REMOTE.get(value, f"cause {value}")
+                told = {**place, "where": processor_name(row[8]), "why": why}
+                yield _event("i", t_ns, proc, "mapped remotely", 0, told)
+            case Kind.DUPLICATE:
+                told = {**place, "from": processor_name(proc), "to": processor_name(row[8])}
+                yield _event("X", t_ns, row[8], "copy for reading", dur_ns, told)
+            case Kind.THRASHING if value == 1:
+                yield _event("X", t_ns, proc, "throttled", dur_ns, place)
+            case Kind.THRASHING:
+                told = {**place} if value != 2 else {**place, "where": processor_name(row[8])}
+                name = {0: "thrashing", 2: "pinned", 3: "released"}.get(value, f"state {value}")
+                yield _event("i", t_ns, proc, name, 0, told)
+            case Kind.CANCEL:
+                why = _FATAL.get(value, f"reason {value}")
+                yield _event("i", t_ns, proc, f"fault cancelled, {why}", 0, place)
+                for page in range(addr, addr + size, PAGE_SIZE):
+                    told = {"cancelled": why}
+                    yield _async("e", t_ns, proc, "fault", f"{proc}:{page:#x}", told)
             case Kind.DROPPED:
                 yield _event("i", t_ns, proc, f"{value} events lost", 0, {})
 

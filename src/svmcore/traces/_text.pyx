@@ -49,6 +49,8 @@ cdef enum limits:
     TRIGGERS = 256
     CPU = 0
     UNKNOWN = 255
+    FATAL_TYPES = 5         # of NVIDIA's faults, first and last
+    LAST_TYPE = 16
     UNDEFINED = 0xFFFFFFFF
     PAGE_SHIFT = 12
     ACCESS_UNKNOWN = 4
@@ -1007,6 +1009,8 @@ cdef class FaultScanner:
                 return NULL
             # prefetch, read, write, atomic weak, atomic strong
             row.access = 3 if p[1] == 48 else (p[1] - 49 if p[1] < 52 else 2)
+            if FATAL_TYPES <= number <= LAST_TYPE:
+                row.peer = <uint8_t>number
             p += 2
             for _ in range(10):
                 if p[0] != 44:

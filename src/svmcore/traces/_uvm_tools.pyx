@@ -47,6 +47,8 @@ cdef enum codes:
     LAST_ACCESS = 4
     LAST_CAUSE = 5
     GPUS = 64
+    FATAL_TYPES = 5
+    LAST_TYPE = 16
     CPU = 0
     UNKNOWN = 255
     OLD_CPU = 255   # the CPU in records of older drivers, V1
@@ -116,6 +118,8 @@ cdef int one(const uint8_t* p, const layout_t* l, record_t* out, uint64_t* t_ns,
             code = p[l.fault_access]
             proc = place(p + l.fault_gpu, l.wide)
             memcpy(&out.value, p + 32, 4)
+            if FATAL_TYPES <= p[1] <= LAST_TYPE:
+                peer = p[1]
         if code > LAST_ACCESS:
             return BAD_CODE
         out.kind = KIND_FAULT

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TraceError
-from ..records import CPU, RECORD, UNKNOWN, Access, Kind
+from ..records import CPU, FATAL_TYPES, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
 from .base import Mapping, Records, Summary, Trace, TraceKind, register, shown
 from .fixed import LAST_FIELDS, Entries, decoded, last_fields
@@ -29,9 +29,9 @@ _ACCESS = (Access.PREFETCH, Access.READ, Access.WRITE, Access.ATOMIC, Access.ATO
 #: The fields of mode 0 that are read; engines, clients and the rest stand between them.
 _ENTRY = np.dtype(
     {
-        "names": ["addr", "time", "access", "type"],
-        "formats": ["<u8", "<u8", "u1", "u1"],
-        "offsets": [0, 8, 19, 29],
+        "names": ["addr", "time", "fault", "access", "type"],
+        "formats": ["<u8", "<u8", "u1", "u1", "u1"],
+        "offsets": [0, 8, 18, 19, 29],
         "itemsize": 32,
     }
 )
@@ -76,7 +76,10 @@ class UvmBinaryTrace(Trace):
 
     format = "uvm-binary"
     description = "binary fault log of the instrumented nvidia-uvm driver, modes 0 and 1"
-    beyond_records = ("host name", "fault type, client and engine of each fault")
+    beyond_records = (
+        "host name",
+        "client and engine of each fault, its type where it is not fatal",
+    )
 
     @property
     def kind(self) -> TraceKind:
@@ -149,7 +152,13 @@ class _Decoder:
             times = np.where(last >= 0, time[last], np.uint64(self.t_ns))
         self.t_ns = int(times[-1])
         codes = types.astype("<u2") << np.uint16(8) | access
-        return self._records(codes, np.ascontiguousarray(entries["addr"]), time, times, numbers)
+        out = self._records(codes, np.ascontiguousarray(entries["addr"]), time, times, numbers)
+        cause = np.ascontiguousarray(entries["fault"])
+        if int(cause.max()) >= FATAL_TYPES[0]:
+            known = types <= _RANGE
+            fatal = (faults & np.isin(cause, FATAL_TYPES))[known]
+            out["peer"][fatal] = cause[known][fatal]
+        return out
 
     def _records(
         self, codes: npt.NDArray[np.uint16], addr: _Words, length: _Words, times: Any, numbers: Any

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import TraceError
-from ..records import CPU, RECORD, UNKNOWN, Access, Kind
+from ..records import CPU, FATAL_TYPES, RECORD, UNKNOWN, Access, Kind
 from ..units import ADDRESS_LIMIT, PAGE_MASK, PAGE_SIZE
 from ._text import FaultScanner
 from .base import (
@@ -41,7 +41,7 @@ __all__ = ["UvmLogTrace", "batches"]
 #: What stands before the first ';' of a kernel-log line.
 _PREFIX = re.compile(rb"[0-9]+,[0-9]+,[0-9]+,[^;]*")
 _FAULT = re.compile(
-    rb"f,(?:0x)?([0-9a-fA-F]{1,16}),([0-9]{1,20}),([0-9]+),([0-9]+)(?:,(?:0x)?[0-9a-fA-F]+){10}"
+    rb"f,(?:0x)?([0-9a-fA-F]{1,16}),([0-9]{1,20}),([0-9]{1,20}),([0-9]+)(?:,(?:0x)?[0-9a-fA-F]+){10}"
 )
 _PAGE = re.compile(rb"[pe],(?:0x)?([0-9a-fA-F]{1,16})")
 _START = re.compile(rb"s,?")
@@ -89,7 +89,10 @@ class UvmLogTrace(TextTrace):
 
     format = "uvm-log"
     description = "fault log of the instrumented nvidia-uvm driver, kernel-log text"
-    beyond_records = ("fault type, client and engine of each fault", "columns of the batch log")
+    beyond_records = (
+        "client and engine of each fault, its type where it is not fatal",
+        "columns of the batch log",
+    )
 
     _destroyed: list[tuple[int, int, str]] | None = None
 
@@ -232,7 +235,7 @@ class _Parser:
         match = _FAULT.fullmatch(message)
         if match is None:
             return None
-        addr, t_ns, _, access_type = match.groups()
+        addr, t_ns, fault_type, access_type = match.groups()
         time = int(t_ns)
         access = int(access_type) if len(access_type) == 1 else len(_ACCESS)
         if time >= ADDRESS_LIMIT or access >= len(_ACCESS):
@@ -243,7 +246,8 @@ class _Parser:
             )
         self.scanner.t_ns = time
         page = int(addr, 16) & ~PAGE_MASK
-        return (time, page, PAGE_SIZE, 0, 0, Kind.FAULT, UNKNOWN, _ACCESS[access], UNKNOWN)
+        kind = int(fault_type) if int(fault_type) in FATAL_TYPES else UNKNOWN
+        return (time, page, PAGE_SIZE, 0, 0, Kind.FAULT, UNKNOWN, _ACCESS[access], kind)
 
     def _page(self, message: bytes) -> _Row | None:
         match = _PAGE.fullmatch(message)

@@ -47,7 +47,7 @@ class _ToolsTrace(FixedTrace):
     """Either layout."""
 
     beyond_records = (
-        "fault types, clients and times of the GPU",
+        "clients and times of the GPU, fault types that are not fatal",
         "process and thread ids",
         "range groups",
     )
@@ -86,7 +86,8 @@ class UvmToolsV1Trace(_ToolsTrace):
     1 CPU fault         FAULT by the CPU, one page
     2 migration         MIGRATE from ``proc`` to ``peer``, time and duration by the CPU's
                         clock, ``value`` as :func:`.nvidia.migrate_values`
-    3 GPU fault         FAULT, one page, at the CPU's time, ``value`` the batch
+    3 GPU fault         FAULT, one page, at the CPU's time, ``value`` the batch, ``peer``
+                        the fault type where it is fatal
     14 eviction         EVICT of the address that goes out
     all others          OTHER, ``value`` the event type; the notes give no place of their
                         fields, so they have no address and the time of the event before

@@ -234,7 +234,20 @@ enum svmcore_event_kind {
     SVMCORE_EVENT_WARN = 4,         /* a warning of the driver, cause its number */
     SVMCORE_EVENT_EVICT_OBJECT = 5, /* device memory of source, bytes its size, value the device */
     SVMCORE_EVENT_FILTER = 6,       /* the page may fault again */
-    SVMCORE_EVENT_HANG = 7          /* the driver would never settle here */
+    SVMCORE_EVENT_HANG = 7,         /* the driver would never settle here */
+    /* Of policy uvm: */
+    SVMCORE_EVENT_FAULT = 8,     /* source faults, value 0 read, 1 write, 2 atomic, 3 prefetch */
+    SVMCORE_EVENT_SERVED = 9,    /* such faults were served, value 1 when pages moved */
+    SVMCORE_EVENT_BATCH = 10,    /* the driver fetches value faults */
+    SVMCORE_EVENT_DUPLICATE = 11, /* copied for reading from source to target */
+    SVMCORE_EVENT_REMOTE = 12,   /* source is mapped to pages in target's memory, value why:
+                                    2 they thrash, 3 by policy, 5 they were evicted */
+    SVMCORE_EVENT_EVICT = 13,    /* source's memory gives them up */
+    SVMCORE_EVENT_THRASH = 14,   /* they thrash from now on, source had them last */
+    SVMCORE_EVENT_THROTTLE = 15, /* source waits for them until value, ns */
+    SVMCORE_EVENT_PIN = 16,      /* they thrash and are pinned in target's memory for source */
+    SVMCORE_EVENT_UNPIN = 17,    /* no longer */
+    SVMCORE_EVENT_CANCEL = 18    /* source's faults end with an error, value the driver's reason */
 };
 
 enum svmcore_trigger {
