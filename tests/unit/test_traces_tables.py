@@ -236,7 +236,7 @@ def test_records_csv_columns_in_any_order(tmp_path):
     "row",
     [
         "0,0,0,0,0,access,cpu,read,cpu",
-        "0,0,1,0,0,25,cpu,read,cpu",
+        "0,0,1,0,0,99,cpu,read,cpu",
         "0,0,1,0,0,touch,cpu,read,cpu",
         "0,0,1,0,0,access,gpu64,read,cpu",
         "0,0,1,0,0,access,cpu,5,cpu",
