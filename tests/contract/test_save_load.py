@@ -404,11 +404,11 @@ FIELDS = {
     "max_pages checkpoint_ts ring_ts ring_set buffers nbuffers cap_buffers userptrs nuserptrs "
     "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state plain plain_gpus "
     "vma_code vma_first vma_last vma_plain order quota taken tree_version near_node near_version",
-    "range_t": "start last mapped validate_ns vram_pages attrs bo bo_serial bo_prev bo_next "
+    "range_t": "start last mapped validate_ns vram_pages attrs bo block bo_prev bo_next "
     "side actual bits pad",
     "links_t": "prev next invalid",
     "side_t": "needs_unmap first_child last_child next_child pending is_child deferred",
-    "bo_t": "npages pages sequence holders first serial prev next gpu alive",
+    "bo_t": "npages pages sequence holders first prev next gpu alive stray",
     "attrs_t": "preferred prefetch flags granularity access aip hash next best",
     "node_t": "used sequence tenants ntenants",
     "engine_t": "res now cost_ns costs counters processors events nevents cap_events recording "

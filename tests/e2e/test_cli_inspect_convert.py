@@ -117,7 +117,7 @@ def test_convert_says_what_it_leaves_out(tmp_path):
     assert table["left_out"] == {"batch": 6}
     assert table["not_kept"] == [
         "mappings",
-        "fault type, client and engine of each fault",
+        "client and engine of each fault, its type where it is not fatal",
         "columns of the batch log",
         "times",
     ]
