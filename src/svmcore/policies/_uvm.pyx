@@ -103,7 +103,8 @@ from .._types cimport (
 
 from .._faults import REASONS as _REASONS
 from ..errors import InvalidArgumentError, OutOfMemoryError
-from .outcome import FATAL_REASONS, Outcome
+from .outcome import FATAL_REASONS as _FATAL_REASONS
+from .outcome import Outcome
 from .topology import topology_of
 
 cdef enum:
@@ -4026,7 +4027,7 @@ cdef bint uvm_window(void* state, uint64_t page, uint64_t* first, uint64_t* last
 #: Fatal reasons of the driver's interface by the number of a reason.
 cdef uint8_t FATAL_NUMBERS[256]
 memset(FATAL_NUMBERS, 0, sizeof(FATAL_NUMBERS))
-for _word, _fatal in FATAL_REASONS.items():
+for _word, _fatal in _FATAL_REASONS.items():
     FATAL_NUMBERS[<uint32_t>_REASONS.index(_word)] = _fatal
 
 cdef ops_t OPS
