@@ -20,7 +20,7 @@ from .engine import Space
 from .errors import InvalidArgumentError
 from .policies.outcome import Outcome
 from .records import CPU, RECORD, UNKNOWN, Access, Kind
-from .replay import _map_missing, _open, _page_spans, processor_code_of
+from .replay import _map_missing, _open, _page_spans, check_processors, processor_code_of
 from .units import PAGE_SHIFT, PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ def modelled_events(
     for first, last in _page_spans(source.mappings()):
         _map_missing(space, first, last)
     run = teller(space, code, by_arrival=source.kind == "fault")
+    done = 0
     for records in source.chunks(CHUNK):
+        check_processors(records, space, source.path, done)
+        done += len(records)
         for record in records[records["kind"] <= Kind.PREFETCH]:
             run.add(record)
             if len(run.rows) >= CHUNK:

@@ -296,6 +296,18 @@ def processor_code_of(name: str, space: Space) -> int:
     return code
 
 
+def check_processors(records: npt.NDArray[np.void], space: Space, path: Any, before: int) -> None:
+    """Refuse records of a processor that the machine lacks; *before* of the trace precede them."""
+    known = len(space.machine.gpus)
+    at = first_stranger(records, known)
+    if at >= 0:
+        names = ", ".join(processor_name(i) for i in range(1 + known))
+        raise InvalidArgumentError(
+            f"{path}: record {before + at}: processor "
+            f"{processor_name(int(records['proc'][at]))}, expected one of {names}"
+        )
+
+
 class _Run:
     """One replay on its way: what the chunks added up to.
 
@@ -531,14 +543,7 @@ class _Run:
         return self.out[:n]
 
     def _check_processors(self, records: npt.NDArray[np.void]) -> None:
-        known = len(self.space.machine.gpus)
-        at = first_stranger(records, known)
-        if at >= 0:
-            names = ", ".join(processor_name(i) for i in range(1 + known))
-            raise InvalidArgumentError(
-                f"{self.source.path}: record {self.done + at}: processor "
-                f"{processor_name(int(records['proc'][at]))}, expected one of {names}"
-            )
+        check_processors(records, self.space, self.source.path, self.done)
 
     def _count_errors(
         self, records: npt.NDArray[np.void], out: npt.NDArray[np.void], at: npt.NDArray[np.intp]

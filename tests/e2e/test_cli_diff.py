@@ -126,3 +126,10 @@ def test_copies_of_records_say_the_same(tmp_path):
             del one[key], other[key]
         assert one == other
     assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+def test_a_processor_that_the_machine_lacks_and_a_log_without_events():
+    _, err = svm("diff", NEW, status=2)
+    assert "record 2: processor gpu1, expected one of cpu, gpu0" in err and "--machine" in err
+    _, err = svm("diff", DATA / "touches.txt", status=2)
+    assert "holds no event of a driver" in err

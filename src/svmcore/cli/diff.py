@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
-from ..errors import InvalidArgumentError, SvmError
+from ..errors import InvalidArgumentError, SvmError, TraceError
 from ..events import modelled_events
 from ..records import Kind
 from ..replay import processor_code_of
@@ -27,7 +27,7 @@ from .common import (
     rounded,
     show,
 )
-from .replay import machine_of, model_options, policy_of, space_of
+from .replay import machine_of, model_options, policy_of, processor_hint, space_of
 
 __all__ = ["diff"]
 
@@ -82,6 +82,11 @@ def diff(
     with opened(recorded, form, own, doing="reading", cache=cache) as source:
         source.identify()
         left = gathered(source.chunks())
+        if not len(left):
+            raise InvalidArgumentError(
+                f"{recorded}: holds no event of a driver: expected a log of faults, migrations, "
+                "unmaps"
+            )
         facts = _facts(recorded, source)
         notes += source.summary.notes
         # What is replayed is read once more.
@@ -99,10 +104,6 @@ def diff(
             else:
                 right, told = gathered(other.chunks()), {}
             told = {**_facts(modelled, other), **told}
-    if not len(left):
-        raise InvalidArgumentError(
-            f"{recorded}: holds no event of a driver: expected a log of faults, migrations, unmaps"
-        )
     found = diff_events(left, right)
     if as_json:
         emit_json(
@@ -141,5 +142,10 @@ def _model(
         processor_code_of(by, space)
     except SvmError as error:
         raise InvalidArgumentError(f"--by: {error}") from error
-    events = gathered(modelled_events(source, space, by=by))
+    try:
+        events = gathered(modelled_events(source, space, by=by))
+    except TraceError:
+        raise
+    except SvmError as error:
+        raise InvalidArgumentError(f"{error}{processor_hint(error, node)}") from error
     return events, {"policy": rules.name, "settings": rules.settings(), "machine": node.name}
