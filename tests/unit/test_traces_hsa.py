@@ -91,6 +91,7 @@ def test_size_that_passed_32_bits_is_the_least_that_gives_it(tmp_path, last, siz
         HEAD + "18446744073709551616 QUEUE_RESTORE CPU",
         HEAD + "1 QUEUE_RESTORE",
         HEAD + "1 QUEUE_RESTORE GPU64(0x1)",
+        HEAD + "1 QUEUE_RESTORE GPU0000(0x1)",
         HEAD + "1 QUEUE_RESTORE GPU1",
         HEAD + "1 QUEUE_EVICTION BOREDOM CPU",
         HEAD + "1 PAGE_FAULT_START Think CPU 4096",

@@ -453,7 +453,7 @@ cdef inline text_t choice(text_t p, const char* no, const char* yes,
 cdef inline text_t agent(text_t p, uint64_t* gpu) noexcept nogil:
     """The byte behind ``CPU`` (0) or ``GPUn(0xHANDLE)`` (n + 1)."""
     cdef uint64_t handle
-    cdef text_t stop = after(p, b"CPU")
+    cdef text_t digits, stop = after(p, b"CPU")
     gpu[0] = 0
     if stop != NULL:
         return stop
@@ -461,10 +461,12 @@ cdef inline text_t agent(text_t p, uint64_t* gpu) noexcept nogil:
     if p == NULL:
         return NULL
     # Three digits are more than any machine has, and never the number of none.
-    p = after(decimal(p, gpu), b"(0x")
-    if gpu[0] > 999:
+    digits = p
+    p = decimal(p, gpu)
+    if p == NULL or p - digits > 3:
         return NULL
     gpu[0] += 1
+    p = after(p, b"(0x")
     if p == NULL:
         return NULL
     return after(hexadecimal(p, &handle), b")")
