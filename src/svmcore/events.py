@@ -8,6 +8,7 @@ a timeline, and laid beside a recorded one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,7 @@ def modelled_events(
         yield run.take()
 
 
-class _Events:
+class _Events(ABC):
     """One run on its way: its events since they were last taken."""
 
     def __init__(self, space: Space, by: int, *, by_arrival: bool) -> None:
@@ -155,9 +156,9 @@ class _Events:
         self.out = np.empty(1, OUTCOME)
         self.one = np.empty(1, RECORD)
 
+    @abstractmethod
     def add(self, record: np.void) -> None:
         """Replay one record."""
-        raise NotImplementedError
 
     def take(self) -> npt.NDArray[np.void]:
         """The events since the last call."""

@@ -21,7 +21,7 @@ from .common import (
     range_option,
     show,
 )
-from .replay import machine_of, model_options, policy_of
+from .replay import machine_of, model_options, pairs_of, policy_of
 
 __all__ = ["compare"]
 
@@ -75,12 +75,7 @@ def compare(
             show([told.table()])
         return
     node, rules = machine_of(machine), policy_of(policy, ())
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise InvalidArgumentError(f"--set {setting}: expected key=value")
-        values[key.strip()] = value.strip()
+    values: dict[str, Any] = {key: value for _, key, value in pairs_of(settings)}
 
     def tell(name: str) -> None:
         if sys.stderr.isatty():

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,20 +92,25 @@ def policy_of(name: str | Policy, settings: tuple[str, ...]) -> Policy:
     policy = (policy_from_file(name) if isinstance(name, str) else None) or make_policy(name)
     known = policy.settings()
     values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        key = key.strip()
-        if not equals:
-            raise InvalidArgumentError(f"--set {setting}: expected key=value")
+    for setting, key, value in pairs_of(settings):
         if key not in known:
             raise InvalidArgumentError(
                 f"--set {setting}: unknown key {key!r}, expected one of {', '.join(known)}"
             )
-        values[key] = value.strip()
+        values[key] = value
     try:
         return make_policy(policy, **values)
     except SvmError as error:
         raise InvalidArgumentError(f"--set {' '.join(settings)}: {error}") from error
+
+
+def pairs_of(settings: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Each ``--set key=value`` as given, its key and its value."""
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InvalidArgumentError(f"--set {setting}: expected key=value")
+        yield setting, key.strip(), value.strip()
 
 
 def space_of(machine: Machine, policy: Policy) -> Space:

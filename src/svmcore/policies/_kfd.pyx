@@ -1392,6 +1392,7 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
 
 
 cdef inline void run_begin(kfd_t* p, uint32_t gpu, run_t* run) noexcept nogil:
+    """Before faults of a GPU on the short way; till run_end the process knows nothing of them."""
     run.tags = usual_tags(gpu)
     run.ranges = p.ranges
     run.sets = p.sets
@@ -1402,6 +1403,7 @@ cdef inline void run_begin(kfd_t* p, uint32_t gpu, run_t* run) noexcept nogil:
 
 
 cdef inline void run_end(kfd_t* p, const run_t* run, uint32_t gpu) noexcept nogil:
+    """What the faults added up to goes to the process."""
     cdef counters_t* c = &p.engine.counters
     p.engine.now = run.now
     p.engine.cost_ns = run.cost_ns
@@ -1535,35 +1537,25 @@ cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_
                                   a.blocks[at + i], &s)
             if how == SHORT_NOT:
                 break
+            memset(out + i, 0, sizeof(outcome_t))
             out[i].page = records[i].addr >> 12
-            out[i].remote = 0
-            out[i].pad = 0
+            out[i].best = NOWHERE
             if how == SHORT_SERVED:
                 run.now += run.cost_ns + fault_ns
                 run.cost_ns = 0
                 out[i].moved = s.moved
                 out[i].faults = 1
-                out[i].duplicates = 0
-                out[i].code = 0
                 out[i].reason = REASON_OK
                 out[i].best = s.best
             elif how == SHORT_DUPLICATE:
                 duplicates += 1
-                out[i].moved = 0
-                out[i].faults = 0
                 out[i].duplicates = 1
-                out[i].code = 0
                 out[i].reason = REASON_DUPLICATE
-                out[i].best = NOWHERE
             else:
                 denied += 1
                 run.now += fault_ns
-                out[i].moved = 0
-                out[i].faults = 0
-                out[i].duplicates = 0
                 out[i].code = -E_ACCES
                 out[i].reason = REASON_NO_ACCESS
-                out[i].best = NOWHERE
             out[i].t_ns = run.now
             i += 1
         run_end(p, &run, gpu)
@@ -3095,7 +3087,6 @@ cdef class KfdProcess(Process):
         self.result.out = out
         return 0
 
-    @cython.binding(False)
     def begin(self, t_ns, record=True):
         self.faulted = False
         return Process.begin(self, t_ns, record)

@@ -103,7 +103,7 @@ class Paged(Policy):
             Of :mod:`svmcore.policies.actions`. A fault that they leave is
             delivered again, 16 times at most, then it is fatal.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # the one method that every policy of this kind gives
 
     def prefetch(self, view: View, start: int, size: int, to: int) -> Iterable[Action]:
         """What a prefetch of pages of one mapping does; by default they move and are mapped."""

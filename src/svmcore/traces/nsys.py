@@ -122,7 +122,7 @@ def _managed(database: Database) -> list[int]:
     database.check_columns(_MEMORY_KINDS, ("id", "name"))
     label = database.column(_MEMORY_KINDS, "label", "''")
     rows = database.connection.execute(
-        f"SELECT id FROM {_MEMORY_KINDS} WHERE lower(name || ' ' || ifnull({label}, '')) "  # noqa: S608
+        f"SELECT id FROM {_MEMORY_KINDS} WHERE lower(name || ' ' || ifnull({label}, '')) "  # noqa: S608 - names of our own
         "LIKE '%managed%' ORDER BY id"
     ).fetchall()
     return [int(number) for (number,) in rows if isinstance(number, int)]
@@ -215,7 +215,7 @@ class NsysTrace(SqliteTrace):
             if name not in database.tables:
                 continue
             there = next((table for table in tables if table.name == name), None)
-            rows = f"SELECT count(*) FROM {name}"  # noqa: S608
+            rows = f"SELECT count(*) FROM {name}"  # noqa: S608 - one of our own names
             number = database.count(rows)
             if there is not None:
                 database.check_columns(name, there.needed)
@@ -238,10 +238,10 @@ def _processes(database: Database, tables: list[_Table]) -> set[int]:
     found: set[int] = set()
     for table in tables:
         if "globalPid" in table.needed:
-            query = f"SELECT DISTINCT globalPid FROM {table.name} LIMIT {_PROCESSES}"  # noqa: S608
+            query = f"SELECT DISTINCT globalPid FROM {table.name} LIMIT {_PROCESSES}"  # noqa: S608 - names of our own
             found.update(pid for (pid,) in database.connection.execute(query))
             number = "typeof(globalPid) <> 'integer' ORDER BY rowid LIMIT 1"
-            odd = f"SELECT rowid, globalPid FROM {table.name} WHERE {number}"  # noqa: S608
+            odd = f"SELECT rowid, globalPid FROM {table.name} WHERE {number}"  # noqa: S608 - names of our own
             for row, pid in database.connection.execute(odd):
                 place = Places([table.name], [0], [row])[0]
                 database.refuse(place, f"pid {pid!r:.60}: expected an integer")
@@ -265,7 +265,7 @@ def _query(tables: list[_Table]) -> str:
         there = _columns(table)
         listed = ", ".join(f"{there.get(name, '0')} AS {quoted(name)}" for name in _used(tables))
         where = f" WHERE {table.where}" if table.where else ""
-        parts.append(f"SELECT {number} AS t, rowid AS r, {listed} FROM {table.name}{where}")  # noqa: S608
+        parts.append(f"SELECT {number} AS t, rowid AS r, {listed} FROM {table.name}{where}")  # noqa: S608 - names of our own
     return " UNION ALL ".join(parts) + " ORDER BY start, t, r"
 
 

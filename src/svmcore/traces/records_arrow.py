@@ -125,8 +125,8 @@ class _ColumnsTrace(RecordsTrace):
         """The same file, without the columns that tell neither kind nor mappings."""
         told = type(self)(self.path, self.nbytes, progress=self.progress, wanted=_TELLING)
         # The bytes must be the same.
-        told._digest, told.crc32 = self._digest, self.crc32  # noqa: SLF001
-        told._identify = self._identify  # noqa: SLF001
+        told._digest, told.crc32 = self._digest, self.crc32  # noqa: SLF001 - it is this file
+        told._identify = self._identify  # noqa: SLF001 - as above
         return told
 
     def _arrays(self, source: Source, summary: Summary) -> Iterator[Records]:

@@ -119,7 +119,7 @@ class RocpdTrace(SqliteTrace):
             yield rows.records(batch)
         for suffix in suffixes:
             events = quoted(f"rocpd_event{suffix}")
-            others = database.count(f"SELECT count(*) FROM {events} e WHERE NOT ({_IS_KFD})")  # noqa: S608
+            others = database.count(f"SELECT count(*) FROM {events} e WHERE NOT ({_IS_KFD})")  # noqa: S608 - a quoted name
             if others:
                 summary.add("other_events", others)
                 summary.unknown += others
@@ -145,7 +145,7 @@ def _query(database: Database, suffixes: list[str]) -> str:
         category = "e.category_id" if "category_id" in database.tables[event] else "NULL"
         name = "r.name_id" if join and "name_id" in database.tables[region] else "NULL"
         parts.append(
-            f"SELECT {start} AS t, {number} AS s, e.id AS i, {end} AS z, {category} AS c, "  # noqa: S608
+            f"SELECT {start} AS t, {number} AS s, e.id AS i, {end} AS z, {category} AS c, "  # noqa: S608 - words of our own
             f"{name} AS n, e.extdata AS x FROM {quoted(event)} e{join} WHERE {_IS_KFD}"
         )
     return " UNION ALL ".join(parts) + " ORDER BY t, s, i"
@@ -218,7 +218,7 @@ class _Names:
         if not table or number is None:
             return ""
         number = number.decode("utf-8", "replace") if isinstance(number, bytes) else number
-        query = f"SELECT string FROM {quoted(table)} WHERE id = ?"  # noqa: S608
+        query = f"SELECT string FROM {quoted(table)} WHERE id = ?"  # noqa: S608 - a quoted name
         row = self.database.connection.execute(query, (number,)).fetchone()
         text = b"" if row is None or row[0] is None else row[0]
         return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
@@ -242,7 +242,7 @@ class _Rows:
         node = next((name for name in ("absolute_index", "node_id") if name in columns), None)
         if node is None or "type" not in columns:
             return
-        query = f"SELECT {node}, type FROM {quoted(table)} ORDER BY {node}"  # noqa: S608
+        query = f"SELECT {node}, type FROM {quoted(table)} ORDER BY {node}"  # noqa: S608 - quoted, and a word of our own
         for batch in self.database.batches(query):
             for number, kind in batch:
                 if type(number) is int and kind in (b"CPU", b"GPU"):
