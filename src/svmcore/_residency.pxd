@@ -169,7 +169,7 @@ cdef struct mask_row_t:
 
 # One 64-byte cache line: which mask lines a 2 MiB block has.
 cdef struct block_t:
-    uint64_t number      # page >> 9; MORE_LINES in a further header
+    uint64_t number      # page >> 9; all ones in a further header
     uint32_t more        # next header of the same block when 8 lines are not enough; 0 = none
     uint16_t n           # lines in use here
     uint16_t pad
@@ -191,9 +191,6 @@ cdef struct residency_t:
     uint32_t nslots      # power of two
     uint64_t last_group  # most recent look-up: group number and its table + 1
     uint32_t last_table
-
-cdef enum:
-    MORE_LINES = 0xffffffffffffffff
 
 cdef enum:
     GROUP_BLOCKS = 512   # 2 MiB blocks of one directory table: 1 GiB

@@ -186,7 +186,7 @@ cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept 
         if b.more == 0:
             b.more = r.nblocks
             memset(r.blocks + r.nblocks, 0, sizeof(block_t))
-            r.blocks[r.nblocks].number = MORE_LINES
+            r.blocks[r.nblocks].number = <uint64_t>0xffffffffffffffffU
             r.nblocks += 1
         b = r.blocks + b.more
     b.tags[b.n] = <uint16_t>tag

@@ -260,6 +260,24 @@ def test_records_without_a_processor():
     assert by == [{"gpu0": 1}, {"gpu1": 1}, {"cpu": 0}]
 
 
+def test_touches_of_a_loaded_space_that_has_many_ranges_and_no_page_yet(tmp_path):
+    ranges, touches = 17_000, 64
+    space = Space(Machine("many", (Gpu(1, 1 << 20),)))
+    base = 1 << 32
+    space.map(base, ranges * 4096)
+    for i in range(ranges):
+        assert space.process.set_attr(base + i * 4096, 4096, [(7, i % 2)]) == 0
+    space.save(tmp_path / "many.svm")
+    records = np.zeros(32 + touches, RECORD)
+    records["kind"], records["size"], records["proc"] = Kind.ACCESS, 4096, 1
+    # Behind records that are no faults, ranges are not looked up ahead.
+    records["kind"][:32], records["addr"][:32] = Kind.UNMAP, 1 << 44
+    records["addr"][32:] = base + np.arange(touches) * 4096
+    out = np.empty(len(records), OUTCOME)
+    replay_chunk(Space.load(tmp_path / "many.svm").process, records, out)
+    assert out["faults"][32:].tolist() == [1] * touches
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 65536])
 @pytest.mark.parametrize("number", [0, 5, 12])
 def test_processor_that_the_machine_lacks(number, chunk):

@@ -546,7 +546,7 @@ cdef void bo_reap(kfd_t* p, uint32_t number) noexcept nogil:
         p.ranges[node].bits &= ~RANGE_ON_BO
         p.ranges[node].bo = 0
         node = p.ranges[node].bo_next
-    if bo.stray:
+    if bo.stray:  # an eviction of it failed half-way, which is rare
         for node in range(1, p.nranges):
             if p.ranges[node].bo == number:
                 p.ranges[node].bo = 0
@@ -1208,6 +1208,7 @@ cdef inline uint32_t guess_block(kfd_t* p, const range_t* r, uint64_t number) no
 
 
 cdef inline void keep_guess(range_t* r, uint64_t number, uint32_t block) noexcept nogil:
+    """Block *number* of the range lies at *block*."""
     r.block = block - <uint32_t>(number - (r.start >> 9))
 
 
@@ -1235,8 +1236,11 @@ cdef inline uint32_t* ask_entry(residency_t* res, uint64_t page) noexcept nogil:
 
 
 cdef inline void ask_lines(residency_t* res, uint32_t block) noexcept nogil:
-    """Lines made by one fault lie side by side."""
-    cdef line_t* lines = res.lines + res.blocks[block].lines[0]
+    """The block's lines; made by one fault, they lie side by side."""
+    cdef line_t* lines
+    if block == NO_BLOCK:
+        return
+    lines = res.lines + res.blocks[block].lines[0]
     ask_ahead(lines)
     ask_ahead(lines + 1)
     ask_ahead(lines + 2)
@@ -1270,7 +1274,8 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
     ranges_values_many(p.tree, pages, n, a.nodes)
     if p.live_ranges < CACHED_FAULTS:
         for i in range(n):
-            a.blocks[i] = block_of(p, a.nodes[i], pages[i])
+            if a.nodes[i]:
+                a.blocks[i] = block_of(p, a.nodes[i], pages[i])
         return
     for i in range(n):
         ask_ahead(p.ranges + a.nodes[i])
@@ -1282,7 +1287,7 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
     for i in range(n):
         if a.blocks[i] != NO_BLOCK and res.blocks[a.blocks[i]].number == pages[i] >> 9:
             ask_lines(res, a.blocks[i])
-        else:
+        elif a.nodes[i]:
             a.blocks[i] = NO_BLOCK
             entries[wrong] = ask_entry(res, pages[i])
             of[wrong] = i
