@@ -424,8 +424,8 @@ cdef void ranges_find(ranges_t* m, uint64_t page, range_entry_t* out) noexcept n
 # overlap. A group that stays in the leaf of the last page skips the way down:
 # sequential pages mostly do. Writes entries or, if out is NULL, values; returns
 # the nodes read. Counts nothing itself, as threads may share the map for reading.
-cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
-                          range_entry_t* out, uint32_t* values) noexcept nogil:
+cdef inline uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
+                                 range_entry_t* out, uint32_t* values) noexcept nogil:
     cdef uint32_t node[LANES]
     cdef uint32_t slot[LANES]
     cdef uint64_t low[LANES]
@@ -435,7 +435,7 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
     cdef const inner_t* at
     cdef const leaf_t* leaf = NULL
     cdef range_entry_t entry
-    cdef uint64_t visited = 0, leaf_low = 0, leaf_last = 0, above, page
+    cdef uint64_t visited = 0, leaf_low = 0, leaf_last = 0, above, page = 0, end
     cdef uint32_t depth, j, width
     cdef size_t done = 0, s
     cdef bint cached = m.leaf.used <= CACHED_LEAVES
@@ -463,17 +463,24 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
             node[j] = m.root
             low[j] = 0
             last[j] = TOP
+        end = TOP
         for depth in range(m.height):
+            at = inner
+            s = 0
             for j in range(width):
                 at = inner + node[j]
                 page = pages[done + j]
                 s = inner_search(at.key, page)
                 low[j] = at.key[s]
-                above = at.key[(s + 1) & (INNER - 1)]
-                last[j] = above - 1 if above > page else last[j]
+                if out != NULL:
+                    above = at.key[(s + 1) & (INNER - 1)]
+                    last[j] = above - 1 if above > page else last[j]
                 node[j] = at.child[s]
-                if cached:
-                    continue
+            above = at.key[(s + 1) & (INNER - 1)]
+            end = above - 1 if above > page else end  # of the last one's leaf
+            if cached:
+                continue
+            for j in range(width):
                 if depth + 1 < m.height:
                     at = inner + node[j]
                     prefetch(&at.key[0])
@@ -495,7 +502,7 @@ cdef uint64_t lookup_many(const ranges_t* m, const uint64_t* pages, size_t n,
             else:
                 values[done + j] = leaf.value[slot[j]]
         leaf_low = low[width - 1]
-        leaf_last = last[width - 1]
+        leaf_last = end
         visited += <uint64_t>width * (m.height + 1)
         done += width
     return visited

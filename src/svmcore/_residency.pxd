@@ -11,7 +11,7 @@ Free functions; those that may allocate return -1 when memory runs out and have
 changed nothing, the others cannot fail. Pages are inclusive.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef extern from *:
     """
@@ -38,35 +38,25 @@ cdef extern from *:
         x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
         return (unsigned)((x * 0x0101010101010101ULL) >> 56);
     }
-    #if defined(_MSC_VER)
-    #define SVM_RESTRICT __restrict
-    #else
-    #define SVM_RESTRICT __restrict__
-    #endif
-    /* A window moves into a GPU's memory and its page tables, word by word. In Cython the
-       lines might overlap for all the compiler knows. Returns pages moved; *absent: any was
-       nowhere yet. */
-    static inline unsigned svm_take_words(
-        uint64_t *SVM_RESTRICT vram, uint64_t *SVM_RESTRICT system,
-        uint64_t *SVM_RESTRICT mapped, unsigned lo, unsigned hi,
-        uint64_t *absent)
+    /* A window moves into a GPU's memory and its page tables, word by word; the last two lines
+       may be one. Returns pages moved; *absent: any was nowhere yet. */
+    static unsigned svm_take_words(uint64_t *system, uint64_t *vram, uint64_t *mapped,
+                                   unsigned lo, unsigned hi, uint64_t *absent)
     {
         const unsigned last = hi >> 6;
-        unsigned w = lo >> 6, moved = hi - lo + 1;
+        unsigned w = lo >> 6, moved = 0;
         uint64_t gone = 0, span = ~0ULL << (lo & 63);
         for (;;) {
-            uint64_t held, m, was;
+            uint64_t m;
             if (w == last)
                 span &= ~0ULL >> (63 - (hi & 63));
-            held = vram[w] & span;
-            m = span ^ held;
-            was = system[w];
-            if (held)
-                moved -= svm_popcount64(held);
+            m = span & ~vram[w];
+            if (m)
+                moved += svm_popcount64(m);
+            gone |= m & ~system[w];
             vram[w] |= span;
             mapped[w] |= span;
-            system[w] = was & ~m;
-            gone |= m & ~was;
+            system[w] &= ~m;
             if (w == last)
                 break;
             w++;
@@ -95,33 +85,38 @@ cdef extern from *:
     };
     static inline const unsigned char *svm_from(size_t bit)
     { return &SVM_FROM[0][0] + ((bit & 7) << 7) + 64 - (bit >> 3); }
-    static inline unsigned svm_take_pages(uint64_t *vram, uint64_t *system, uint64_t *mapped,
+    /* The same where the last two lines are one. */
+    static inline unsigned svm_take_joint(uint64_t *system, uint64_t *vram,
                                           unsigned lo, unsigned hi, uint64_t *absent)
     {
-        const unsigned char *from = svm_from(lo), *past = svm_from(hi + 1);
-        const svm_pair_t a = svm_get(from) & ~svm_get(past);
-        const svm_pair_t b = svm_get(from + 16) & ~svm_get(past + 16);
-        const svm_pair_t c = svm_get(from + 32) & ~svm_get(past + 32);
-        const svm_pair_t d = svm_get(from + 48) & ~svm_get(past + 48);
-        svm_pair_t x = (svm_get(vram) & a) | (svm_get(vram + 2) & b)
-            | (svm_get(vram + 4) & c) | (svm_get(vram + 6) & d);
-        const int held = (x[0] | x[1]) != 0;
-        if (held) {
+        const unsigned char *from, *past;
+        const unsigned w = lo >> 6;
+        svm_pair_t a, b, c, d, x;
+        if (w == hi >> 6) {
+            const uint64_t span = ~0ULL << (lo & 63) & ~0ULL >> (63 - (hi & 63));
+            const uint64_t m = span & ~vram[w], was = system[w];
+            *absent = m & ~was;
+            vram[w] |= m;
+            system[w] = was & ~m;
+            return m == span ? hi - lo + 1 : svm_popcount64(m);
+        }
+        from = svm_from(lo);
+        past = svm_from(hi + 1);
+        a = svm_get(from) & ~svm_get(past);
+        b = svm_get(from + 16) & ~svm_get(past + 16);
+        c = svm_get(from + 32) & ~svm_get(past + 32);
+        d = svm_get(from + 48) & ~svm_get(past + 48);
+        /* As a rule all are in system memory, or all are there; what is rare has to be counted. */
+        x = (a & (svm_get(vram) | ~svm_get(system)))
+            | (b & (svm_get(vram + 2) | ~svm_get(system + 2)))
+            | (c & (svm_get(vram + 4) | ~svm_get(system + 4)))
+            | (d & (svm_get(vram + 6) | ~svm_get(system + 6)));
+        *absent = 0;
+        if (x[0] | x[1]) {
             x = (a & ~svm_get(vram)) | (b & ~svm_get(vram + 2))
                 | (c & ~svm_get(vram + 4)) | (d & ~svm_get(vram + 6));
-            if (x[0] | x[1]) /* some are there already, and rarely: they have to be counted */
-                return svm_take_words(vram, system, mapped, lo, hi, absent);
+            return x[0] | x[1] ? svm_take_words(system, vram, vram, lo, hi, absent) : 0;
         }
-        svm_put(mapped, svm_get(mapped) | a);
-        svm_put(mapped + 2, svm_get(mapped + 2) | b);
-        svm_put(mapped + 4, svm_get(mapped + 4) | c);
-        svm_put(mapped + 6, svm_get(mapped + 6) | d);
-        *absent = 0;
-        if (held) /* all are */
-            return 0;
-        x = (a & ~svm_get(system)) | (b & ~svm_get(system + 2))
-            | (c & ~svm_get(system + 4)) | (d & ~svm_get(system + 6));
-        *absent = x[0] | x[1];
         svm_put(vram, svm_get(vram) | a);
         svm_put(vram + 2, svm_get(vram + 2) | b);
         svm_put(vram + 4, svm_get(vram + 4) | c);
@@ -133,11 +128,16 @@ cdef extern from *:
         return hi - lo + 1;
     }
     #else
-    #define svm_take_pages svm_take_words
+    static inline unsigned svm_take_joint(uint64_t *system, uint64_t *vram,
+                                          unsigned lo, unsigned hi, uint64_t *absent)
+    { return svm_take_words(system, vram, vram, lo, hi, absent); }
     #endif
     #endif
     """
-    unsigned int take_pages "svm_take_pages"(uint64_t* vram, uint64_t* system, uint64_t* mapped,
+    unsigned int take_pages "svm_take_words"(uint64_t* system, uint64_t* vram, uint64_t* mapped,
+                                             unsigned int lo, unsigned int hi,
+                                             uint64_t* absent) noexcept nogil
+    unsigned int take_joint "svm_take_joint"(uint64_t* system, uint64_t* vram,
                                              unsigned int lo, unsigned int hi,
                                              uint64_t* absent) noexcept nogil
     void ask_ahead "SVM_PREFETCH"(const void* p) noexcept nogil
@@ -172,7 +172,7 @@ cdef struct block_t:
     uint64_t number      # page >> 9; all ones in a further header
     uint32_t more        # next header of the same block when 8 lines are not enough; 0 = none
     uint16_t n           # lines in use here
-    uint16_t pad
+    uint16_t joint       # line 2 is not kept up: it would equal line 1, see res_join
     uint16_t tags[8]
     uint32_t lines[8]    # line numbers
 
@@ -189,6 +189,7 @@ cdef struct residency_t:
     uint32_t cap_groups
     uint32_t* slots      # hash of group number -> table + 1
     uint32_t nslots      # power of two
+    bint joins           # lines may be joint
     uint64_t last_group  # most recent look-up: group number and its table + 1
     uint32_t last_table
 
@@ -197,7 +198,8 @@ cdef enum:
     HEADER_LINES = 8
     NO_BLOCK = 0
 
-# Lines of one block that a GPU's fault looks at; NULL where the block has none.
+# Lines of one block that a GPU's fault looks at; NULL where the block has none. The last two
+# are one where they are joint.
 cdef struct lines_t:
     uint64_t* system
     uint64_t* vram
@@ -246,27 +248,43 @@ cdef inline uint64_t span_word(uint32_t w, uint32_t lo, uint32_t hi) noexcept no
     return m
 
 
-cdef inline uint64_t usual_tags(uint32_t gpu) noexcept nogil:
-    """Tags of a block whose lines the first fault of the GPU made, as most blocks are."""
-    return <uint64_t>(MASK_VRAM << 8 | gpu) << 16 | <uint64_t>(MASK_MAPPED << 8 | gpu) << 32
+# The header of most blocks, whose lines the first fault of a GPU made.
+cdef struct usual_t:
+    uint64_t counts      # more, n and joint
+    uint64_t tags        # the first four
 
 
-cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu, uint64_t usual,
-                           lines_t* out) noexcept nogil:
-    """The block's lines for a GPU, in one pass over its header; *usual*: its usual_tags."""
-    cdef block_t* b = r.blocks + block
-    cdef line_t* lines = r.lines
-    cdef uint32_t i, tag
-    cdef uint64_t tags
+cdef inline usual_t usual_header(uint32_t gpu) noexcept nogil:
+    cdef block_t b
+    cdef usual_t out
+    memset(&b, 0, sizeof(b))
+    b.n = 3
+    b.joint = True
+    b.tags[0] = MASK_SYSTEM << 8
+    b.tags[1] = <uint16_t>(MASK_VRAM << 8 | gpu)
+    b.tags[2] = <uint16_t>(MASK_MAPPED << 8 | gpu)
+    memcpy(&out.counts, &b.more, sizeof(out.counts))
+    memcpy(&out.tags, b.tags, sizeof(out.tags))
+    return out
+
+
+cdef inline bint is_usual(const block_t* b, const usual_t* usual) noexcept nogil:
+    cdef uint64_t counts, tags
+    memcpy(&counts, &b.more, sizeof(counts))
     memcpy(&tags, b.tags, sizeof(tags))
-    if b.n == 3 and b.more == 0 and (tags ^ usual) << 16 == 0:
-        # On a big-endian machine the order of bytes never matches, and the loop below finds
-        # the lines.
-        out.system = lines[b.lines[0]].w
-        out.vram = lines[b.lines[1]].w
-        out.mapped = lines[b.lines[2]].w
-        out.other = False
-        return
+    return counts == usual.counts and tags == usual.tags
+
+
+cdef inline uint64_t* line_of(residency_t* r, const block_t* b, uint32_t i) noexcept nogil:
+    """Line i of a header, to be read."""
+    return r.lines[b.lines[1 if b.joint and i == 2 else i]].w
+
+
+cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
+                           lines_t* out) noexcept nogil:
+    """The block's lines for a GPU, in one pass over its header; they are to be read."""
+    cdef block_t* b = r.blocks + block
+    cdef uint32_t i, tag
     out.system = NULL
     out.vram = NULL
     out.mapped = NULL
@@ -274,7 +292,7 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu, uint64_
     for i in range(b.n):
         tag = b.tags[i]
         if tag == (MASK_MAPPED << 8 | gpu):
-            out.mapped = r.lines[b.lines[i]].w
+            out.mapped = line_of(r, b, i)
         elif tag == (MASK_VRAM << 8 | gpu):
             out.vram = r.lines[b.lines[i]].w
         elif tag == MASK_SYSTEM << 8:
@@ -284,14 +302,14 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu, uint64_
 
 
 cdef inline uint64_t* find_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
-    """A mask line of a block, NULL where it has none."""
+    """A mask line of a block, NULL where it has none; to be read, unless res_part went before."""
     cdef block_t* b
     cdef uint32_t i
     while block:
         b = r.blocks + block
         for i in range(b.n):
             if b.tags[i] == tag:
-                return r.lines[b.lines[i]].w
+                return line_of(r, b, i)
         block = b.more
     return NULL
 
@@ -310,6 +328,12 @@ cdef void* res_resize(void* p, size_t size) noexcept nogil
 
 # ---- functions ----
 
+# A block's lines 1 and 2 are one GPU's memory and its page tables as a rule, and equal as long
+# as the GPU maps what it has and nothing else. Then they are joint: line 2 is not kept up, and
+# a fault reads and writes a line less. Who writes one of the two parts them before, and joins
+# them again after.
+cdef void res_part(residency_t* r, uint32_t block) noexcept nogil
+cdef void res_join(residency_t* r, uint32_t block) noexcept nogil
 # The same as find_line, made when missing in room that was reserved.
 cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil
 # The first block that exists with *number <= its number <= last; NO_BLOCK without one.

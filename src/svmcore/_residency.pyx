@@ -7,7 +7,7 @@ span), a look-up in the directory is one hash probe for each 1 GiB group.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from ._large cimport ask_large
 
@@ -173,6 +173,25 @@ cdef uint32_t next_block(residency_t* r, uint64_t* number, uint64_t last) noexce
                 return NO_BLOCK
             group = best
         n = group * GROUP_BLOCKS
+
+
+cdef void res_part(residency_t* r, uint32_t block) noexcept nogil:
+    cdef block_t* b = r.blocks + block
+    if b.joint:
+        memcpy(r.lines[b.lines[2]].w, r.lines[b.lines[1]].w, sizeof(line_t))
+        b.joint = False
+
+
+cdef void res_join(residency_t* r, uint32_t block) noexcept nogil:
+    cdef block_t* b = r.blocks + block
+    cdef uint32_t gpu = b.tags[1] & 255
+    if (
+        r.joins and b.n > 2
+        and b.tags[1] == (MASK_VRAM << 8 | gpu) and b.tags[2] == (MASK_MAPPED << 8 | gpu)
+    ):
+        b.joint = memcmp(
+            r.lines[b.lines[1]].w, r.lines[b.lines[2]].w, sizeof(line_t)
+        ) == 0
 
 
 cdef uint64_t* need_line(residency_t* r, uint32_t block, uint32_t tag) noexcept nogil:
@@ -367,6 +386,7 @@ cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
         lo = low_page(number, first)
         hi = high_page(number, last)
         block = find_block(r, number)
+        res_part(r, block)
         gather_vram(r, block, vram)
         pinned = find_line(r, block, MASK_PINNED << 8)
         system = need_line(r, block, MASK_SYSTEM << 8)
@@ -402,6 +422,7 @@ cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
         pinned = find_line(r, block, MASK_PINNED << 8)
         memset(out, 0, sizeof(out))
         any_out = False
+        res_part(r, block)
         part = block
         while part:
             b = r.blocks + part
@@ -423,6 +444,7 @@ cdef int64_t res_move_out(residency_t* r, uint64_t gpus, uint64_t first,
             line = find_line(r, block, MASK_SYSTEM << 8)
             for w in range(8):
                 line[w] |= out[w]
+        res_join(r, block)
         if number == end:
             return total
         number += 1
@@ -498,6 +520,7 @@ cdef void res_map(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
         lo = low_page(number, first)
         hi = high_page(number, last)
         block = find_block(r, number)
+        res_part(r, block)
         line = need_line(r, block, MASK_MAPPED << 8 | gpu)
         for w in range(lo >> 6, (hi >> 6) + 1):
             line[w] |= span_word(w, lo, hi)
@@ -510,6 +533,7 @@ cdef void res_map(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last,
             fixed = need_line(r, block, MASK_READ_ONLY << 8 | gpu)
             for w in range(lo >> 6, (hi >> 6) + 1):
                 fixed[w] |= span_word(w, lo, hi)
+        res_join(r, block)
         if number == end:
             return
         number += 1
@@ -523,12 +547,14 @@ cdef void res_unmap(residency_t* r, uint32_t gpu, uint64_t first, uint64_t last)
         block = next_block(r, &number, end)
         if block == NO_BLOCK:
             return
+        res_part(r, block)
         line = find_line(r, block, MASK_MAPPED << 8 | gpu)
         if line != NULL:
             lo = low_page(number, first)
             hi = high_page(number, last)
             for w in range(lo >> 6, (hi >> 6) + 1):
                 line[w] &= ~span_word(w, lo, hi)
+        res_join(r, block)
         if number == end:
             return
         number += 1
@@ -658,6 +684,7 @@ cdef int res_put(residency_t* r, const mask_row_t* rows, uint32_t n) noexcept no
         if is_vram(<uint32_t>rows[i].tag):
             need_line(r, block, MASK_SYSTEM << 8)
         memcpy(need_line(r, block, <uint32_t>rows[i].tag), rows[i].w, sizeof(line_t))
+    res_join(r, block)
     return 0
 
 
@@ -700,7 +727,7 @@ cdef int res_check(residency_t* r) noexcept nogil:
                                 return 1
                             seen[w] |= line[w]
                     elif b.tags[i] >> 8 == MASK_MAPPED:
-                        line = r.lines[b.lines[i]].w
+                        line = line_of(r, b, i)
                         for w in range(8):
                             mapped[w] |= line[w]
                 part = b.more

@@ -19,6 +19,10 @@ cdef enum:
     BEST_BY_ACTUAL = 254   # follows the pages: where they are if the GPU reaches it
     BEST_NONE = 255        # no access
 
+# plain[] of an attribute set besides those: not for the short way.
+cdef enum:
+    PLAIN_NOT = 253
+
 cdef enum process_state:
     STATE_RUNNING
     STATE_NO_PROCESS
@@ -37,6 +41,7 @@ cdef struct attrs_t:
     uint32_t hash
     uint32_t next          # next set of the same hash bucket
     uint8_t best[MAX_GPUS] # best restore location by faulting GPU
+    uint8_t plain[MAX_GPUS]  # the same for the short way, or PLAIN_NOT
 
 cdef enum range_bits:
     RANGE_HAS_BO = 1       # holds a reference to its VRAM object

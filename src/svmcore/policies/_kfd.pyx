@@ -8,7 +8,7 @@ negative errnos. One thread at a time uses a process, and the processes of one
 node.
 """
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int16_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove, memset
 
@@ -109,13 +109,17 @@ from .._ranges cimport (
 )
 from .._residency cimport (
     GROUP_BLOCKS,
+    MASK_MAPPED,
+    MASK_SYSTEM,
     MASK_VRAM,
     NO_BLOCK,
     ask_ahead,
+    block_t,
     ctz64,
     find_block,
+    find_line,
     find_table,
-    line_t,
+    is_usual,
     lines_t,
     popcount64,
     res_any_present,
@@ -129,8 +133,10 @@ from .._residency cimport (
     res_first_unmapped,
     res_grant,
     res_grow,
+    res_join,
     res_lines,
     res_nbytes,
+    res_part,
     res_pin,
     res_populate,
     res_reserve,
@@ -138,8 +144,10 @@ from .._residency cimport (
     res_unpin_all,
     res_where,
     span_word,
+    take_joint,
     take_pages,
-    usual_tags,
+    usual_header,
+    usual_t,
     residency_t,
     room_t,
 )
@@ -206,7 +214,9 @@ cdef struct run_t:
     range_t* ranges
     attrs_t* sets
     residency_t* res
-    uint64_t tags          # usual_tags of the GPU
+    usual_t usual          # header of most blocks
+    uint64_t vma_first     # the last mapping looked up, where it is plain; else nothing lies in it
+    uint64_t vma_last
     uint64_t now           # modelled time, and the cost of the present operation so far
     uint64_t cost_ns
     uint64_t maps          # faults served
@@ -406,6 +416,11 @@ cdef void decide(kfd_t* p, attrs_t* a) noexcept nogil:
             a.best[g] = BEST_BY_ACTUAL
         else:
             a.best[g] = BEST_NONE
+        a.plain[g] = a.best[g]
+        if a.best[g] != BEST_NONE and (
+            a.best[g] and a.best[g] != 1 + g or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO)
+        ):
+            a.plain[g] = PLAIN_NOT
 
 
 cdef inline uint32_t mix(uint32_t h, uint64_t v) noexcept nogil:
@@ -1236,14 +1251,14 @@ cdef inline uint32_t* ask_entry(residency_t* res, uint64_t page) noexcept nogil:
 
 
 cdef inline void ask_lines(residency_t* res, uint32_t block) noexcept nogil:
-    """The block's lines; made by one fault, they lie side by side."""
-    cdef line_t* lines
+    """The block's lines."""
+    cdef block_t* b = res.blocks + block
     if block == NO_BLOCK:
         return
-    lines = res.lines + res.blocks[block].lines[0]
-    ask_ahead(lines)
-    ask_ahead(lines + 1)
-    ask_ahead(lines + 2)
+    ask_ahead(res.lines + b.lines[0])
+    ask_ahead(res.lines + b.lines[1])
+    if not b.joint:
+        ask_ahead(res.lines + b.lines[2])
 
 
 cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint faults,
@@ -1396,9 +1411,15 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
     p.plain_gpus = gpus
 
 
+cdef inline void run_mapping(kfd_t* p, run_t* run) noexcept nogil:
+    run.vma_first = p.vma_first if p.vma_plain else 1
+    run.vma_last = p.vma_last if p.vma_plain else 0
+
+
 cdef inline void run_begin(kfd_t* p, uint32_t gpu, run_t* run) noexcept nogil:
     """Before faults of a GPU on the short way; till run_end the process knows nothing of them."""
-    run.tags = usual_tags(gpu)
+    run.usual = usual_header(gpu)
+    run_mapping(p, run)
     run.ranges = p.ranges
     run.sets = p.sets
     run.res = p.engine.res
@@ -1421,6 +1442,21 @@ cdef inline void run_end(kfd_t* p, const run_t* run, uint32_t gpu) noexcept nogi
     p.engine.processors[1 + gpu].pages_in += run.pages
 
 
+cdef void map_in_place(residency_t* res, uint32_t block, uint32_t gpu, uint32_t lo,
+                       uint32_t hi) noexcept nogil:
+    """Pages of the block that stay in system memory come into the GPU's page tables."""
+    cdef uint64_t span
+    cdef uint64_t* system = find_line(res, block, MASK_SYSTEM << 8)
+    cdef uint64_t* mapped
+    cdef uint32_t w
+    res_part(res, block)
+    mapped = find_line(res, block, MASK_MAPPED << 8 | gpu)
+    for w in range(lo >> 6, (hi >> 6) + 1):
+        span = span_word(w, lo, hi)
+        system[w] |= span
+        mapped[w] |= span
+
+
 cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t gpu, uint64_t page,
                                  uint32_t block, short_t* out) noexcept nogil:
     """The common fault in one pass over one cache line each: same result as the long way.
@@ -1432,64 +1468,54 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     """
     cdef range_t* r = run.ranges + node
     cdef const costs_t* costs = &p.engine.costs
-    cdef attrs_t* a
+    cdef const attrs_t* a = run.sets + r.attrs
+    cdef block_t* b
     cdef bo_t* bo
-    cdef uint64_t first, last, end, m, span, absent = 0
+    cdef uint64_t first, last, end, absent = 0
     cdef uint64_t bit = <uint64_t>1 << gpu
-    cdef uint32_t w, lo, hi, moved = 0, unmaps
-    cdef uint8_t best
+    cdef uint32_t moved = 0, unmaps
+    cdef uint8_t best = a.plain[gpu]
+    cdef bint usual
     cdef lines_t l
     if r.side or r.mapped & ~bit:
         return SHORT_NOT
     if r.validate_ns and run.now < r.validate_ns + DUPLICATE_WINDOW_NS:
         return SHORT_DUPLICATE
-    a = run.sets + r.attrs
-    best = a.best[gpu]
-    if best == BEST_NONE and p.vma_plain and p.vma_first <= page <= p.vma_last:
-        return SHORT_DENIED
-    if (
-        best and best != 1 + gpu or r.actual and r.actual != best
-        or a.flags & (FLAG_ALWAYS_MAPPED | FLAG_GPU_RO)
-    ):
+    if best >= PLAIN_NOT:
+        if best == BEST_NONE and run.vma_first <= page <= run.vma_last:
+            return SHORT_DENIED
+        return SHORT_NOT
+    if r.actual and r.actual != best:
         return SHORT_NOT
     fault_window(page, a.granularity, r.start, r.last, &first, &last)
     if (first ^ last) >> 9 or block == NO_BLOCK:
         return SHORT_NOT
-    if not p.vma_plain or first < p.vma_first or last > p.vma_last:
+    if first < run.vma_first or last > run.vma_last:
         vma_at(p, page, &end)
-        if not p.vma_plain or first < p.vma_first or last > p.vma_last:
+        run_mapping(p, run)
+        if first < run.vma_first or last > run.vma_last:
             return SHORT_NOT
-    res_lines(run.res, block, gpu, run.tags, &l)
-    if l.other or l.mapped == NULL:
-        return SHORT_NOT
-    lo = first & 511
-    hi = last & 511
-    if best == 0:
-        if l.system == NULL or r.bits & RANGE_HAS_BO:
-            return SHORT_NOT
-        for w in range(lo >> 6, (hi >> 6) + 1):
-            span = span_word(w, lo, hi)
-            l.system[w] |= span
-            l.mapped[w] |= span
-    else:
+    b = run.res.blocks + block
+    usual = is_usual(b, &run.usual)
+    if not usual:
+        res_lines(run.res, block, gpu, &l)
         # A block with a line of GPU memory has one of system memory.
-        if l.vram == NULL or l.system == NULL:
+        if l.other or l.mapped == NULL or l.system == NULL or best and l.vram == NULL:
             return SHORT_NOT
+    if best == 0:
+        if r.bits & RANGE_HAS_BO:
+            return SHORT_NOT
+        map_in_place(run.res, block, gpu, first & 511, last & 511)
+    else:
         bo = room_for_bo(p, node, gpu)
         if bo == NULL:
             return SHORT_NOT
-        w = lo >> 6
-        if w == hi >> 6:
-            span = span_word(w, lo, hi)
-            m = span & ~l.vram[w]
-            l.mapped[w] |= span
-            if m:
-                l.vram[w] |= m
-                moved = hi - lo + 1 if m == span else popcount64(m)
-                absent = m & ~l.system[w]
-                l.system[w] &= ~m
+        if usual:
+            moved = take_joint(run.res.lines[b.lines[0]].w, run.res.lines[b.lines[1]].w,
+                               first & 511, last & 511, &absent)
         else:
-            moved = take_pages(l.vram, l.system, l.mapped, lo, hi, &absent)
+            moved = take_pages(l.system, l.vram, l.mapped, first & 511, last & 511, &absent)
+            res_join(run.res, block)
         # The migration's notifier event, where a GPU has the range mapped; a second one where
         # pages were made on the way. No branch: one range in two has it mapped.
         unmaps = r.mapped != 0
@@ -1516,11 +1542,25 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     return SHORT_SERVED
 
 
+cdef inline void told(outcome_t* out, uint64_t t_ns, uint64_t page, uint32_t moved, bint served,
+                      bint duplicate, int code, uint8_t reason, uint8_t best) noexcept nogil:
+    out.t_ns = t_ns
+    out.page = page
+    out.moved = moved
+    out.remote = 0
+    out.faults = served
+    out.duplicates = duplicate
+    out.code = <int16_t>code
+    out.reason = reason
+    out.best = best
+    out.pad = 0
+
+
 cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_t* a, size_t at,
                        uint32_t by, outcome_t* out) noexcept nogil:
     cdef processor_t* who
     cdef size_t i = 0
-    cdef uint64_t fault_ns = p.engine.costs.fault_ns, duplicates, denied
+    cdef uint64_t fault_ns = p.engine.costs.fault_ns, duplicates, denied, page
     cdef uint32_t how, code, gpu
     cdef short_t s
     cdef run_t run
@@ -1537,31 +1577,22 @@ cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_
         run_begin(p, gpu, &run)
         while i < n and records[i].proc == code:
             how = SHORT_NOT
+            page = records[i].addr >> 12
             if records[i].kind == KIND_FAULT and a.nodes[at + i]:
-                how = fault_short(p, &run, a.nodes[at + i], gpu, records[i].addr >> 12,
-                                  a.blocks[at + i], &s)
-            if how == SHORT_NOT:
-                break
-            memset(out + i, 0, sizeof(outcome_t))
-            out[i].page = records[i].addr >> 12
-            out[i].best = NOWHERE
+                how = fault_short(p, &run, a.nodes[at + i], gpu, page, a.blocks[at + i], &s)
             if how == SHORT_SERVED:
                 run.now += run.cost_ns + fault_ns
                 run.cost_ns = 0
-                out[i].moved = s.moved
-                out[i].faults = 1
-                out[i].reason = REASON_OK
-                out[i].best = s.best
+                told(out + i, run.now, page, s.moved, True, False, 0, REASON_OK, s.best)
             elif how == SHORT_DUPLICATE:
                 duplicates += 1
-                out[i].duplicates = 1
-                out[i].reason = REASON_DUPLICATE
-            else:
+                told(out + i, run.now, page, 0, False, True, 0, REASON_DUPLICATE, NOWHERE)
+            elif how == SHORT_DENIED:
                 denied += 1
                 run.now += fault_ns
-                out[i].code = -E_ACCES
-                out[i].reason = REASON_NO_ACCESS
-            out[i].t_ns = run.now
+                told(out + i, run.now, page, 0, False, False, -E_ACCES, REASON_NO_ACCESS, NOWHERE)
+            else:
+                break
             i += 1
         run_end(p, &run, gpu)
         who = p.engine.processors + 1 + gpu
@@ -2485,7 +2516,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
     block = find_block(e.res, first >> 9)
     if block == NO_BLOCK:
         return False
-    res_lines(e.res, block, gpu, usual_tags(gpu), &l)
+    res_lines(e.res, block, gpu, &l)
     if l.other or l.mapped == NULL:
         return False
     w = lo >> 6
@@ -2508,7 +2539,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
         out.best = f.best
         if f.last < last:
             return False
-        res_lines(e.res, block, gpu, usual_tags(gpu), &l)
+        res_lines(e.res, block, gpu, &l)
     while True:
         span = span_word(w, lo, hi)
         if span & ~l.mapped[w]:
@@ -2920,6 +2951,7 @@ cdef class KfdProcess(Process):
         p.vmas = ranges_new(False, node_entries)
         if p.engine == NULL or p.tree == NULL or p.vmas == NULL or not reserve_ranges(p, 16):
             raise OutOfMemoryError("no memory for a process")
+        p.engine.res.joins = True
         memset(p.sides, 0, sizeof(side_t))  # number 0: a range without rare state
         p.nranges = p.nsides = p.nsets = p.nbos = 1
         p.near_version = 0xffffffffffffffffU

@@ -33,6 +33,7 @@ from .._residency cimport (
     MASK_VRAM,
     ask_ahead,
     block_t,
+    line_of,
     mask_row_t,
     popcount64,
     res_grant,
@@ -325,7 +326,7 @@ cdef uint32_t block_lines(residency_t* r, uint32_t block, uint32_t* tags,
                 lines[k] = lines[k - 1]
                 k -= 1
             tags[k] = tag
-            lines[k] = r.lines[b.lines[i]].w
+            lines[k] = line_of(r, b, i)
             n += 1
         block = b.more
     return n
