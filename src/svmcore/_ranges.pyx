@@ -32,10 +32,10 @@ nothing changes the map (they then may lose counts of work).
 cimport cython
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
-from ._large cimport ask_large
+from ._large cimport resize
 
 import operator
 
@@ -78,6 +78,11 @@ cdef enum:
     # Leaves (512 KiB) up to which prefetching costs more than it brings; at 1e6
     # entries it halves the time of a look-up.
     CACHED_LEAVES = 1024
+    # Look-ups of values for each leaf, without a new leaf between them, until an index of
+    # the leaves is made: it costs about as much as one look-up for each leaf.
+    INDEX_AFTER = 8
+    # Leaves that may begin within one of its buckets; more, and the tree is faster.
+    INDEX_DEPTH = 8
     # Room for the new nodes of one level of the seam path. At most 9 come: what two
     # nodes, a neighbour and two boundaries held fills 4, and reach may cut 5 times.
     SEAM_NODES = 16
@@ -110,6 +115,27 @@ cdef struct arena_t:
     uint32_t gone_head      # nodes replaced in it, kept for rollback
     uint32_t gone_count
 
+# A leaf in the order of pages.
+cdef struct place_t:
+    uint64_t low            # its low fence
+    uint32_t leaf
+    uint32_t pad
+
+# All leaves of a map that is looked up far more than it changes, in order, and the page space
+# in buckets of equal size: in place of the way down the tree, one step and two comparisons.
+# Invariant: where it is valid, no leaf has come or gone since it was made.
+cdef struct index_t:
+    bint valid
+    uint32_t shift          # pages of a bucket are 2**shift
+    uint32_t nbuckets
+    uint32_t nplaces
+    uint32_t cap_buckets
+    uint32_t cap_places
+    uint64_t base           # first page of the first bucket, and low fence of the second leaf
+    uint64_t due            # look-ups to go until it is made
+    place_t* places         # two more at the end, with low fence TOP
+    uint32_t* buckets       # number of the last leaf that begins at the bucket's first page or before
+
 cdef struct ranges_t:
     arena_t leaf
     arena_t inner
@@ -126,6 +152,7 @@ cdef struct ranges_t:
     uint32_t base_height
     uint64_t base_count
     ranges_work_t work
+    index_t index
 
 # The way from the root to the leaf of a page.
 cdef struct path_t:
@@ -206,9 +233,7 @@ cdef void* mem_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    p = realloc(p, size)
-    ask_large(p, size)
-    return p
+    return resize(p, size)
 
 
 cdef void arena_init(arena_t* a, uint32_t size) noexcept nogil:
@@ -248,6 +273,12 @@ cdef int arena_resize(arena_t* a, uint32_t cap) noexcept nogil:
     return 0
 
 
+# Leaves change: the index, if there is one, is of the past.
+cdef inline void index_drop(ranges_t* m) noexcept nogil:
+    m.index.valid = False
+    m.index.due = <uint64_t>m.leaf.used * INDEX_AFTER
+
+
 # A node, or NONE when out of memory. May move the arena: pointers into it are stale.
 cdef uint32_t arena_take(ranges_t* m, arena_t* a) noexcept nogil:
     cdef uint32_t node
@@ -265,6 +296,8 @@ cdef uint32_t arena_take(ranges_t* m, arena_t* a) noexcept nogil:
         a.used += 1
         a.mark[node] = 0
     a.count[node] = 1
+    if a == &m.leaf:
+        index_drop(m)
     if m.open and a.mark[node] == 0:
         a.mark[node] = a.own_head
         a.own_head = node + 1
@@ -514,10 +547,131 @@ cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
     m.work.finds += n
 
 
+# --- the index of leaves ------------------------------------------------------
+
+cdef void index_collect(const ranges_t* m, uint32_t node, uint32_t height, uint64_t low,
+                        index_t* index) noexcept nogil:
+    """The leaves below a node, in order."""
+    cdef const inner_t* inner
+    cdef uint32_t i
+    if height == 0:
+        index.places[index.nplaces].low = low
+        index.places[index.nplaces].leaf = node
+        index.nplaces += 1
+        return
+    inner = inner_at(m, node)
+    for i in range(m.inner.count[node]):
+        index_collect(m, inner.child[i], height - 1, inner.key[i], index)
+
+
+cdef bint index_room(index_t* index, uint32_t places, uint32_t buckets) noexcept nogil:
+    cdef void* p
+    if places > index.cap_places:
+        p = mem_resize(index.places, <size_t>places * sizeof(place_t))
+        if p == NULL:
+            return False
+        index.places = <place_t*>p
+        index.cap_places = places
+    if buckets > index.cap_buckets:
+        p = mem_resize(index.buckets, <size_t>buckets * sizeof(uint32_t))
+        if p == NULL:
+            return False
+        index.buckets = <uint32_t*>p
+        index.cap_buckets = buckets
+    return True
+
+
+cdef void index_make(ranges_t* m) noexcept nogil:
+    """Make the index where the tree has levels to spare, leaves lie evenly and there is memory."""
+    cdef index_t* index = &m.index
+    cdef uint32_t leaves = m.leaf.used - m.leaf.free_count, i, k
+    cdef uint64_t span
+    index.due = TOP  # not again until leaves change
+    if m.height == 0 or m.open or leaves > 0x10000000u or not index_room(index, leaves + 2, 2 * leaves):
+        return
+    index.nplaces = 0
+    index_collect(m, m.root, m.height, 0, index)
+    index.places[index.nplaces].low = index.places[index.nplaces + 1].low = TOP
+    index.base = index.places[1].low
+    span = index.places[index.nplaces - 1].low - index.base
+    index.shift = 0
+    while span >> index.shift >= 2 * leaves:
+        index.shift += 1
+    index.nbuckets = <uint32_t>(span >> index.shift) + 1
+    i = 1
+    for k in range(index.nbuckets):
+        span = index.base + (<uint64_t>k << index.shift)
+        leaves = i
+        while index.places[i + 1].low <= span:
+            i += 1
+        if i - leaves > INDEX_DEPTH:
+            return
+        index.buckets[k] = i
+    index.valid = True
+
+
+# Look-ups of values by the index, for pages below TOP; without a branch that is hard to guess.
+cdef void index_values(const ranges_t* m, const uint64_t* pages, size_t n,
+                       uint32_t* values) noexcept nogil:
+    cdef const leaf_t* leaf
+    cdef const leaf_t* leaves = <const leaf_t*>m.leaf.nodes
+    cdef const place_t* places = m.index.places
+    cdef const place_t* at
+    cdef const uint32_t* buckets = m.index.buckets
+    cdef const leaf_t* found[LANES]
+    cdef uint32_t distance[LANES]
+    cdef uint32_t slot[LANES]
+    cdef uint64_t base = m.index.base, top = m.index.nbuckets - 1, page, bucket
+    cdef uint32_t shift = m.index.shift, j, width
+    cdef size_t done = 0
+    cdef bint cached = m.leaf.used <= CACHED_LEAVES
+    while done < n:
+        width = LANES if n - done >= LANES else <uint32_t>(n - done)
+        if not cached:
+            for j in range(width):
+                page = pages[done + j]
+                bucket = (page - base if page > base else 0) >> shift
+                prefetch(&buckets[bucket if bucket < top else top])
+            for j in range(width):
+                page = pages[done + j]
+                bucket = (page - base if page > base else 0) >> shift
+                prefetch(&places[buckets[bucket if bucket < top else top]])
+        for j in range(width):
+            page = pages[done + j]
+            bucket = (page - base if page > base else 0) >> shift
+            at = places + buckets[bucket if bucket < top else top]
+            at += at[1].low <= page
+            at += at[1].low <= page
+            while at[1].low <= page:
+                at += 1
+            at -= page < at.low  # below the second leaf
+            page -= at.low
+            leaf = leaves + at.leaf
+            found[j] = leaf
+            # Beyond the reach only unused keys follow, so the clamp changes no answer.
+            distance[j] = <uint32_t>(page if page < REACH else REACH)
+            if not cached:
+                leaf_prefetch(leaf)
+        for j in range(width):
+            slot[j] = <uint32_t>leaf_search(found[j].start, distance[j])
+            prefetch(&found[j].value[slot[j]])
+        for j in range(width):
+            values[done + j] = found[j].value[slot[j]]
+        done += width
+
+
 cdef void ranges_values_many(ranges_t* m, const uint64_t* pages, size_t n,
                              uint32_t* values) noexcept nogil:
-    m.work.nodes_visited += lookup_many(m, pages, n, NULL, values)
     m.work.finds += n
+    if m.index.valid:
+        index_values(m, pages, n, values)
+        m.work.nodes_visited += n
+        return
+    m.work.nodes_visited += lookup_many(m, pages, n, NULL, values)
+    if m.index.due > n:
+        m.index.due -= n
+    else:
+        index_make(m)
 
 
 # Neighbouring holes are one entry, so next and prev look at two entries at most.
@@ -1206,6 +1360,8 @@ cdef void ranges_free(ranges_t* m) noexcept nogil:
     if m != NULL:
         arena_free(&m.leaf)
         arena_free(&m.inner)
+        free(m.index.places)
+        free(m.index.buckets)
         free(m)
 
 
@@ -1233,6 +1389,8 @@ cdef ranges_t* ranges_clone(const ranges_t* m) noexcept nogil:
     if clone == NULL:
         return NULL
     clone[0] = m[0]
+    memset(&clone.index, 0, sizeof(index_t))
+    clone.index.due = m.index.due
     failed = arena_clone(&clone.leaf, &m.leaf)
     failed |= arena_clone(&clone.inner, &m.inner)
     if failed != 0:
@@ -1251,7 +1409,11 @@ cdef inline uint64_t arena_nbytes(const arena_t* a) noexcept nogil:
 
 
 cdef uint64_t ranges_nbytes(const ranges_t* m) noexcept nogil:
-    return sizeof(ranges_t) + arena_nbytes(&m.leaf) + arena_nbytes(&m.inner)
+    return (
+        sizeof(ranges_t) + arena_nbytes(&m.leaf) + arena_nbytes(&m.inner)
+        + <uint64_t>m.index.cap_places * sizeof(place_t)
+        + <uint64_t>m.index.cap_buckets * sizeof(uint32_t)
+    )
 
 
 cdef void ranges_work(const ranges_t* m, ranges_work_t* out) noexcept nogil:
@@ -1275,6 +1437,7 @@ cdef void ranges_rollback(ranges_t* m) noexcept nogil:
         m.height = m.base_height
         m.count = m.base_count
         m.open = False
+        index_drop(m)
         arena_settle(&m.leaf, True)
         arena_settle(&m.inner, True)
 
@@ -1300,6 +1463,7 @@ cdef enum:
     RULE_COUNT = 8      # the number of entries is right
     RULE_NODES = 9      # each node is used, free or held, and no number is lost
     RULE_MARKS = 10     # marks are 0 outside a transaction
+    RULE_INDEX = 11     # a valid index has the leaves of the tree
 
 RULES = {
     RULE_SHAPE: "heights and node counts are within their limits",
@@ -1312,6 +1476,7 @@ RULES = {
     RULE_COUNT: "the count of entries is right",
     RULE_NODES: "every node is in the tree, free, or held for rollback",
     RULE_MARKS: "no node is marked while no transaction is open",
+    RULE_INDEX: "the index has the leaves of the tree, in order",
 }
 
 # What a walk over the tree has seen.
@@ -1403,6 +1568,24 @@ cdef int audit_arena(const arena_t* a, uint32_t in_tree, bint open) noexcept nog
     return RULE_MARKS if marked != 0 and not open else 0
 
 
+cdef bint audit_index(const ranges_t* m, uint32_t leaves) noexcept nogil:
+    cdef const index_t* index = &m.index
+    cdef uint64_t low, last, page
+    cdef uint32_t i
+    if index.nplaces != leaves or index.places[0].low != 0:
+        return False
+    for i in range(leaves):
+        if descend(m, index.places[i].low, &low, &last) != index.places[i].leaf:
+            return False
+        if low != index.places[i].low or last + 1 != index.places[i + 1].low + (i + 1 == leaves):
+            return False
+    for i in range(index.nbuckets):
+        page = index.base + (<uint64_t>i << index.shift)
+        if not index.places[index.buckets[i]].low <= page < index.places[index.buckets[i] + 1].low:
+            return False
+    return True
+
+
 # Every invariant of this file, in the order of the RULE numbers. O(n).
 cdef int ranges_check(const ranges_t* m) noexcept nogil:
     cdef audit_t seen
@@ -1416,9 +1599,11 @@ cdef int ranges_check(const ranges_t* m) noexcept nogil:
     if seen.entries != m.count:
         return RULE_COUNT
     rule = audit_arena(&m.leaf, seen.leaves, m.open)
-    if rule != 0:
-        return rule
-    return audit_arena(&m.inner, seen.inners, m.open)
+    if rule == 0:
+        rule = audit_arena(&m.inner, seen.inners, m.open)
+    if rule == 0 and m.index.valid and not audit_index(m, seen.leaves):
+        rule = RULE_INDEX
+    return rule
 
 
 # --- the Python face ----------------------------------------------------------

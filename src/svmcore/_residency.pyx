@@ -6,10 +6,10 @@ at a time uses a residency. Every operation costs O(blocks that exist in the
 span), a look-up in the directory is one hash probe for each 1 GiB group.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
-from ._large cimport ask_large
+from ._large cimport resize
 
 
 # ---- memory -----------------------------------------------------------------------------
@@ -47,9 +47,7 @@ cdef void* res_resize(void* p, size_t size) noexcept nogil:
         if fail_after == 0:
             return NULL
         fail_after -= 1
-    p = realloc(p, size)
-    ask_large(p, size)
-    return p
+    return resize(p, size)
 
 
 cdef residency_t* res_new() noexcept nogil:
