@@ -120,6 +120,7 @@ from .._residency cimport (
     find_line,
     find_table,
     is_usual,
+    line_t,
     lines_t,
     popcount64,
     res_any_present,
@@ -214,14 +215,17 @@ cdef struct run_t:
     range_t* ranges
     attrs_t* sets
     residency_t* res
+    block_t* blocks        # of res
+    line_t* lines
+    const costs_t* costs
     usual_t usual          # header of most blocks
     uint64_t vma_first     # the last mapping looked up, where it is plain; else nothing lies in it
     uint64_t vma_last
     uint64_t now           # modelled time, and the cost of the present operation so far
     uint64_t cost_ns
     uint64_t maps          # faults served
-    uint64_t attempts      # of them, those that ask for a move
-    uint64_t moves
+    uint64_t in_place      # of them, those whose pages stay in system memory
+    uint64_t still         # and those whose pages were there already
     uint64_t pages         # moved
     uint64_t unmaps
 
@@ -1423,9 +1427,12 @@ cdef inline void run_begin(kfd_t* p, uint32_t gpu, run_t* run) noexcept nogil:
     run.ranges = p.ranges
     run.sets = p.sets
     run.res = p.engine.res
+    run.blocks = run.res.blocks
+    run.lines = run.res.lines
+    run.costs = &p.engine.costs
     run.now = p.engine.now
     run.cost_ns = p.engine.cost_ns
-    run.maps = run.attempts = run.moves = run.pages = run.unmaps = 0
+    run.maps = run.in_place = run.still = run.pages = run.unmaps = 0
 
 
 cdef inline void run_end(kfd_t* p, const run_t* run, uint32_t gpu) noexcept nogil:
@@ -1434,8 +1441,8 @@ cdef inline void run_end(kfd_t* p, const run_t* run, uint32_t gpu) noexcept nogi
     p.engine.now = run.now
     p.engine.cost_ns = run.cost_ns
     c.maps += run.maps
-    c.migration_attempts += run.attempts
-    c.migrations += run.moves
+    c.migration_attempts += run.maps - run.in_place
+    c.migrations += run.maps - run.in_place - run.still
     c.migrated_pages += run.pages
     c.pages_to_device += run.pages
     c.unmaps += run.unmaps
@@ -1467,7 +1474,6 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     to an object. *page* is in the tree's interval of *node*, and so in a settled range.
     """
     cdef range_t* r = run.ranges + node
-    cdef const costs_t* costs = &p.engine.costs
     cdef const attrs_t* a = run.sets + r.attrs
     cdef block_t* b
     cdef bo_t* bo
@@ -1495,7 +1501,7 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
         run_mapping(p, run)
         if first < run.vma_first or last > run.vma_last:
             return SHORT_NOT
-    b = run.res.blocks + block
+    b = run.blocks + block
     usual = is_usual(b, &run.usual)
     if not usual:
         res_lines(run.res, block, gpu, &l)
@@ -1506,12 +1512,13 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
         if r.bits & RANGE_HAS_BO:
             return SHORT_NOT
         map_in_place(run.res, block, gpu, first & 511, last & 511)
+        run.in_place += 1
     else:
         bo = room_for_bo(p, node, gpu)
         if bo == NULL:
             return SHORT_NOT
         if usual:
-            moved = take_joint(run.res.lines[b.lines[0]].w, run.res.lines[b.lines[1]].w,
+            moved = take_joint(run.lines[b.lines[0]].w, run.lines[b.lines[1]].w,
                                first & 511, last & 511, &absent)
         else:
             moved = take_pages(l.system, l.vram, l.mapped, first & 511, last & 511, &absent)
@@ -1522,15 +1529,15 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
         if absent and not (first == r.start and last == r.last):
             unmaps += unmaps
         run.unmaps += unmaps
-        run.cost_ns += unmaps * costs.unmap_ns
-        run.attempts += 1
+        run.cost_ns += unmaps * run.costs.unmap_ns
         if moved:
-            run.moves += 1
             run.pages += moved
-            run.cost_ns += transfer_ns(&costs.to_device, moved)
+            run.cost_ns += transfer_ns(&run.costs.to_device, moved)
             bo.pages += moved
             r.vram_pages += moved
             r.actual = best
+        else:
+            run.still += 1
     run.maps += 1
     r.mapped |= bit
     r.bits |= RANGE_DONE
