@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,9 +27,11 @@ from hypothesis.stateful import (
 )
 
 from choices import Choice, DrawnChoice, RandomChoice
+from svmcore._replay import OUTCOME, replay_chunk
 from svmcore.machine import Costs, Gpu
 from svmcore.policies._kfd import KfdProcess
 from svmcore.policies.outcome import Outcome
+from svmcore.records import RECORD, Kind
 from svmcore.reference import KfdReference
 
 UNDEFINED = 0xFFFFFFFF
@@ -558,6 +561,61 @@ def drive(seed: int, steps: int, *, per_pair: int = 80, pair_of: type[Pair] | No
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_short_way_equals_long_way(seed: int) -> None:
     assert drive(seed, 500, pair_of=ShortPair) == 500
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_of_ranges_found_by_the_index_of_leaves(seed: int, crowded: bool) -> None:
+    """Recorded faults that are looked up ahead, against one call each; ranges change midway.
+
+    Crowded, nearly all ranges lie in one bucket of an index, and the tree stays in use.
+    """
+    choice = random.Random(seed)
+    base = 0x7F0000000
+    spans, page = [], base
+    for _ in range(400):
+        page += choice.choice((0, 0, 1, 30))
+        spans.append((page, page + choice.randrange(40)))
+        page = spans[-1][1] + 1
+    if crowded:
+        spans += [(page + (1 << 24) + 10 * i, page + (1 << 24) + 10 * i + 4) for i in range(9)]
+    pair = [KfdProcess([Gpu(1, 1 << 20)], xnack=True, node_entries=4) for _ in range(2)]
+    for process in pair:
+        process.mmap(base, spans[-1][1])
+        for first, last in spans:
+            assert process.set_attr(first << 12, last - first + 1 << 12, [(7, 3)]) == 0
+    by_index = []
+    for number in range(16):
+        if number == 8:
+            for first, last in choice.sample(spans, 5):
+                span = (first + last) // 2 << 12, 1 << 12
+                for process in pair:
+                    assert process.set_attr(*span, [(7, 1)]) == 0
+        pages = [choice.randint(*choice.choice(spans)) for _ in range(498)]
+        pages += [spans[0][0], spans[-1][1]]
+        records = np.zeros(len(pages), RECORD)
+        records["addr"] = np.array(pages, "u8") << 12
+        records["kind"], records["proc"], records["size"] = Kind.FAULT, 1, 4096
+        outcomes = np.zeros(len(pages), OUTCOME)
+        before = pair[0].work()
+        replay_chunk(pair[0], records, outcomes, raw=True)
+        after = pair[0].work()
+        visited = after["nodes_visited"] - before["nodes_visited"]
+        by_index.append(visited == after["finds"] - before["finds"])
+        for page in pages:
+            pair[1].begin(pair[1].now, record=False)
+            pair[1].fault(1, page, False)
+            pair[1].finish()
+            pair[1].settle()
+        for process in pair:
+            process.check()
+            process.step(process.now + 3_000_000)
+        assert pair[0].totals() == pair[1].totals()
+        assert pair[0].ranges() == pair[1].ranges()
+        assert pair[0].now == pair[1].now
+        assert not outcomes["code"].any()
+    # In use once the ranges have stayed for a while, and again some time after they changed.
+    assert [by_index[i] for i in (0, 7, 8, 15)] == [False, not crowded, False, not crowded]
 
 
 @pytest.mark.parametrize("seed", range(8))
