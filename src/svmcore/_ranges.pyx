@@ -627,15 +627,6 @@ cdef void index_values(const ranges_t* m, const uint64_t* pages, size_t n,
     cdef bint cached = m.leaf.used <= CACHED_LEAVES
     while done < n:
         width = LANES if n - done >= LANES else <uint32_t>(n - done)
-        if not cached:
-            for j in range(width):
-                page = pages[done + j]
-                bucket = (page - base if page > base else 0) >> shift
-                prefetch(&buckets[bucket if bucket < top else top])
-            for j in range(width):
-                page = pages[done + j]
-                bucket = (page - base if page > base else 0) >> shift
-                prefetch(&places[buckets[bucket if bucket < top else top]])
         for j in range(width):
             page = pages[done + j]
             bucket = (page - base if page > base else 0) >> shift
