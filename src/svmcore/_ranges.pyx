@@ -338,7 +338,13 @@ cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
 # Last slot with key <= x. Branch-free: a wrong guess costs as much as the whole search.
 # Three keys a step, whose loads do not wait for one another as those of a halving do.
 cdef inline size_t inner_search(const uint64_t* key, uint64_t x) noexcept nogil:
-    cdef size_t base = <size_t>(key[8] <= x) + (key[16] <= x) + (key[24] <= x) << 3
+    return inner_search_from(
+        key, x, <size_t>(key[8] <= x) + (key[16] <= x) + (key[24] <= x) << 3
+    )
+
+
+# The same among the eight keys from base on.
+cdef inline size_t inner_search_from(const uint64_t* key, uint64_t x, size_t base) noexcept nogil:
     base += <size_t>(key[base + 2] <= x) + (key[base + 4] <= x) + (key[base + 6] <= x) << 1
     return base + (key[base + 1] <= x)
 
@@ -397,6 +403,14 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
     cdef size_t slot
     if m.leaf.used > CACHED_LEAVES:
         return descend_far(m, page, low, last)
+    # Up to 8 leaves: the first step of the search is known, and nothing is left to loop over.
+    if m.height == 1 and m.inner.count[node] <= 8:
+        at = inner + node
+        slot = inner_search_from(at.key, page, 0)
+        low[0] = at.key[slot]
+        above = at.key[slot + 1]
+        last[0] = above - 1 if above > page else TOP
+        return at.child[slot]
     for _level in range(m.height):
         at = inner + node
         slot = inner_search(at.key, page)
