@@ -403,14 +403,6 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
     cdef size_t slot
     if m.leaf.used > CACHED_LEAVES:
         return descend_far(m, page, low, last)
-    # Up to 8 leaves: the first step of the search is known, and nothing is left to loop over.
-    if m.height == 1 and m.inner.count[node] <= 8:
-        at = inner + node
-        slot = inner_search_from(at.key, page, 0)
-        low[0] = at.key[slot]
-        above = at.key[slot + 1]
-        last[0] = above - 1 if above > page else TOP
-        return at.child[slot]
     for _level in range(m.height):
         at = inner + node
         slot = inner_search(at.key, page)
@@ -449,7 +441,17 @@ cdef void path_to(ranges_t* m, uint64_t page, path_t* path) noexcept nogil:
 
 cdef inline uint32_t value_at(ranges_t* m, uint64_t page) noexcept nogil:
     cdef uint64_t low, last
-    cdef const leaf_t* leaf = leaf_at(m, descend(m, page, &low, &last))
+    cdef const leaf_t* leaf
+    cdef const inner_t* at
+    cdef size_t slot
+    # Up to 8 leaves: the first step of the search is known, and there is no level to loop over.
+    if m.height == 1 and m.inner.count[m.root] <= 8:
+        at = inner_at(m, m.root)
+        slot = inner_search_from(at.key, page, 0)
+        low = at.key[slot]
+        leaf = leaf_at(m, at.child[slot])
+    else:
+        leaf = leaf_at(m, descend(m, page, &low, &last))
     m.work.nodes_visited += m.height + 1
     return leaf.value[leaf_search(leaf.start, page - low)]
 
