@@ -1307,6 +1307,7 @@ cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept no
     if p.recent_version != p.tree_version:
         memset(p.recent, 0, sizeof(p.recent))
         p.recent_version = p.tree_version
+    # One comparison for both bounds: which of them a page misses, no one can guess.
     elif at[0] and page - r.start <= r.last - r.start:
         node[0] = at[0]
         return True
