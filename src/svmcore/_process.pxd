@@ -119,6 +119,8 @@ cdef class Process:
     cdef readonly tuple gpus
     cdef readonly Node node
     cdef readonly uint64_t moved    # pages that the last access moved
+    cdef touch_t last_touch  # the last one that was not as the one before
+    cdef tuple told_touch    # what access told of it
     cdef object outcome      # makes the record of one operation
     cdef object result       # of the present or last operation
     cdef object failure      # what a policy written in Python raised

@@ -355,6 +355,13 @@ cdef inline void leaf_prefetch(const leaf_t* leaf) noexcept nogil:
     prefetch(&leaf.start[48])
 
 
+cdef inline void value_prefetch(const leaf_t* leaf) noexcept nogil:
+    prefetch(&leaf.value[0])
+    prefetch(&leaf.value[16])
+    prefetch(&leaf.value[32])
+    prefetch(&leaf.value[48])
+
+
 cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
     return <inner_t*>m.inner.nodes + node
 
@@ -364,7 +371,13 @@ cdef inline inner_t* inner_at(const ranges_t* m, uint32_t node) noexcept nogil:
 # Last slot with key <= x. Branch-free: a wrong guess costs as much as the whole search.
 # Three keys a step, whose loads do not wait for one another as those of a halving do.
 cdef inline size_t inner_search(const uint64_t* key, uint64_t x) noexcept nogil:
-    cdef size_t base = <size_t>(key[8] <= x) + (key[16] <= x) + (key[24] <= x) << 3
+    return inner_search_from(
+        key, x, <size_t>(key[8] <= x) + (key[16] <= x) + (key[24] <= x) << 3
+    )
+
+
+# The same among the eight keys from base on.
+cdef inline size_t inner_search_from(const uint64_t* key, uint64_t x, size_t base) noexcept nogil:
     base += <size_t>(key[base + 2] <= x) + (key[base + 4] <= x) + (key[base + 6] <= x) << 1
     return base + (key[base + 1] <= x)
 
@@ -387,6 +400,32 @@ cdef inline void entry_of(const leaf_t* leaf, size_t slot, uint64_t low, uint64_
     out.value = leaf.value[slot]
 
 
+# The same way down where nodes are not in the cache: all lines of a node are asked for as soon
+# as it is known, as one look-up alone has nothing else to do while it waits for them in turn.
+cdef uint32_t descend_far(const ranges_t* m, uint64_t page, uint64_t* low,
+                          uint64_t* last) noexcept nogil:
+    cdef const inner_t* at
+    cdef uint32_t node = m.root
+    cdef uint64_t above
+    cdef uint32_t _level
+    cdef size_t slot
+    low[0] = 0
+    last[0] = TOP
+    for _level in range(m.height):
+        at = inner_at(m, node)
+        prefetch(&at.key[0])
+        prefetch(&at.child[0])
+        prefetch(&at.child[16])
+        slot = inner_search(at.key, page)
+        low[0] = at.key[slot]
+        above = at.key[(slot + 1) & (INNER - 1)]
+        last[0] = above - 1 if above > page else last[0]
+        node = at.child[slot]
+    leaf_prefetch(leaf_at(m, node))
+    value_prefetch(leaf_at(m, node))
+    return node
+
+
 cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
                              uint64_t* last) noexcept nogil:
     cdef const inner_t* inner = <const inner_t*>m.inner.nodes
@@ -395,6 +434,8 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
     cdef uint64_t lo = 0, hi = TOP, above
     cdef uint32_t _level
     cdef size_t slot
+    if m.leaf.used > CACHED_LEAVES:
+        return descend_far(m, page, low, last)
     for _level in range(m.height):
         at = inner + node
         slot = inner_search(at.key, page)
@@ -404,8 +445,6 @@ cdef inline uint32_t descend(const ranges_t* m, uint64_t page, uint64_t* low,
         above = at.key[(slot + 1) & (INNER - 1)]
         hi = above - 1 if above > page else hi
         node = at.child[slot]
-    if m.leaf.used > CACHED_LEAVES:
-        leaf_prefetch(<const leaf_t*>m.leaf.nodes + node)
     low[0] = lo
     last[0] = hi
     return node
@@ -435,7 +474,17 @@ cdef void path_to(ranges_t* m, uint64_t page, path_t* path) noexcept nogil:
 
 cdef inline uint32_t value_at(ranges_t* m, uint64_t page) noexcept nogil:
     cdef uint64_t low, last
-    cdef const leaf_t* leaf = leaf_at(m, descend(m, page, &low, &last))
+    cdef const leaf_t* leaf
+    cdef const inner_t* at
+    cdef size_t slot
+    # Up to 8 leaves: the first step of the search is known, and there is no level to loop over.
+    if m.height == 1 and m.inner.count[m.root] <= 8:
+        at = inner_at(m, m.root)
+        slot = inner_search_from(at.key, page, 0)
+        low = at.key[slot]
+        leaf = leaf_at(m, at.child[slot])
+    else:
+        leaf = leaf_at(m, descend(m, page, &low, &last))
     m.work.nodes_visited += m.height + 1
     return leaf.value[leaf_search(leaf.start, page - low)]
 

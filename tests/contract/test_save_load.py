@@ -403,7 +403,7 @@ FIELDS = {
     "rules xnack evict_on_full draining restore_pending restore_ns evicted_ranges granularity "
     "max_pages checkpoint_ts ring_ts ring_set buffers nbuffers cap_buffers userptrs nuserptrs "
     "cap_userptrs fail_vram fail_limit fail_copy fail_hmm state plain plain_gpus "
-    "vma_code vma_first vma_last vma_plain order quota taken tree_version near_node near_version",
+    "vma_code vma_first vma_last vma_plain order quota taken tree_version recent_version recent",
     "range_t": "start last mapped validate_ns vram_pages attrs bo block bo_prev bo_next "
     "side actual bits pad",
     "links_t": "prev next invalid",

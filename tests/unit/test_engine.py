@@ -1,9 +1,11 @@
 """System and Space: arguments, clock, explanations, views, shared capacity."""
 
 import contextlib
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -329,6 +331,65 @@ def test_advise_words():
 
 
 # ---- clock ----------------------------------------------------------------------------------
+
+
+def test_a_processor_is_any_integer_of_the_machine():
+    process = mapped(gpus=2).process
+    page = BASE // PAGE
+    served = (0, "ok", 1, 0, 0, 0)
+    for i, (gpu, write) in enumerate([(1, True), (np.int64(2), 1), (np.uint8(1), np.True_)]):
+        assert process.access(gpu, page + 16 * i, page + 16 * i, write)[:2] == served[:2]
+    for bad in (-1, 3, 1 << 64, -(1 << 70), np.int64(-1)):
+        with pytest.raises(InvalidArgumentError, match=r"expected 0 \(CPU\) to 2"):
+            process.access(bad, page, page, False)
+    for bad in ("1", None, [1]):
+        with pytest.raises(TypeError):
+            process.access(bad, page, page, False)
+
+
+def test_touches_are_told_each_for_itself():
+    """Also where several in a row end alike."""
+    space = mapped(npages=2048)
+    process, page = space.process, BASE // PAGE
+    told = [process.access(1, page, page, False) for _ in range(2)]
+    told += [process.access(1, page + at, page + at, True) for at in (512, 1024, 1025)]
+    told += [process.access(1, 7, 7, False), process.access(1, 8, 8, False)]
+    told += [process.access(1, page, page, False), process.access(0, page, page, False)]
+    assert [row[2] for row in told] == [1, 0, 1, 1, 0, 0, 0, 0, 1]
+    assert [row[5] for row in told] == [0, 0, 0, 0, 0, 7, 8, 0, 0]
+    assert [row[0] for row in told] == [0, 0, 0, 0, 0, -14, -14, 0, 0]
+    assert {row[1] for row in told} == {"ok", "no_range"}
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_faults_without_an_event_log_end_as_with_one(gpus):
+    """Their short way against the long one, over more ranges than are kept at hand."""
+    blocks = 40
+    both = [mapped(blocks * 512, gpus) for _ in range(2)]
+    rng = random.Random(5)
+    page = BASE // PAGE
+    for step in range(1500):
+        at = page + rng.randrange(blocks * 512)
+        gpu, wait, change = 1 + rng.randrange(gpus), 2_500_000 * (step % 40 == 0), step % 100
+        granularity = rng.randrange(9)
+        seen = []
+        for space, record in zip(both, (False, True), strict=True):
+            process = space.process
+            process.step(process.now + wait)
+            if change == 50:
+                process.munmap(at, at + 3)
+            elif change == 51:
+                process.run_deferred()
+            elif change == 75:
+                process.set_attr(at * PAGE, 8 * PAGE, [(Attribute.GRANULARITY, granularity)])
+            process.begin(process.now, record)
+            done = process.finish(process.fault(gpu, at, False))
+            process.settle()
+            process.check()
+            seen.append((done.ret, done.reason, done.window, process.now, process.ranges()))
+        assert seen[0] == seen[1], step
+    assert both[0].counters() == both[1].counters()
+    assert both[0].counters()["duplicate_faults"] > 100
 
 
 def test_results_carry_when_they_are_done():

@@ -186,6 +186,26 @@ def test_find_many_equals_find() -> None:
         assert ranges.values_many(asked).tolist() == [ranges.find_value(page) for page in asked]
 
 
+@pytest.mark.parametrize("node_entries", [0, 4])
+def test_value_of_a_page_in_a_map_of_any_height(node_entries: int) -> None:
+    """Up to 8 leaves, one level of more, several levels, more leaves than lie in the cache."""
+    ranges = RangeMap(node_entries=node_entries)
+    rng = np.random.default_rng(6)
+    for count in range(3000 if node_entries else 400):
+        ranges.assign(10 * count, 10 * count + 2, count + 1)
+        if count < 40 or count % 97 == 0:
+            asked = rng.integers(0, 10 * count + 20, 60).tolist()
+            wanted = [
+                page // 10 + 1 if page % 10 < 3 and page // 10 <= count else 0 for page in asked
+            ]
+            assert [ranges.find_value(page) for page in asked] == wanted
+            assert [ranges.find(page)[2] for page in asked] == wanted
+    for page in rng.integers(0, 10 * count, 500).tolist():
+        ranges.assign(page, page + 4, 1 << 20)
+        assert ranges.find(page)[2] == ranges.find_value(page + 4) == 1 << 20
+    ranges.check()
+
+
 def test_lists_may_mix_small_and_large_pages() -> None:
     ranges = RangeMap()
     ranges.assign(TOP - 1, TOP, 9)

@@ -146,6 +146,9 @@ cdef struct fault_t:
     uint64_t first         # window
     uint64_t last
 
+cdef enum:
+    RECENT = 16            # a power of two; a line of cache
+
 cdef struct kfd_t:
     engine_t* engine
     node_t* node
@@ -214,8 +217,8 @@ cdef struct kfd_t:
     uint64_t quota         # most pages of objects on one GPU; counts where order is not NULL
     uint64_t taken[MAX_GPUS]  # pages of objects, likewise
     uint64_t tree_version  # changes when the tree does: ranges looked up before may be stale
-    uint32_t near_node     # range of the last look-up of one page, while that is
-    uint64_t near_version  # the tree's version
+    uint64_t recent_version   # the version that this holds for:
+    uint32_t recent[RECENT]   # ranges of recent look-ups, by 2 MiB block of the page; 0 = none
 
 # Attribute types, numbers of the ioctl.
 cdef enum attribute_t:

@@ -1320,15 +1320,18 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
 
 
 cdef inline bint fault_node(kfd_t* p, uint64_t page, uint32_t* node) noexcept nogil:
-    """The tree's range at the page; False without one. The last one found is tried first."""
-    cdef range_t* r = p.ranges + p.near_node
-    if p.near_version == p.tree_version and r.start <= page <= r.last:
-        node[0] = p.near_node
+    """The tree's range at the page; False without one. Recent finds are tried first."""
+    cdef uint32_t* at = p.recent + (page >> 9) % RECENT
+    cdef range_t* r = p.ranges + at[0]
+    if p.recent_version != p.tree_version:
+        memset(p.recent, 0, sizeof(p.recent))
+        p.recent_version = p.tree_version
+    # One comparison for both bounds: which of them a page misses, no one can guess.
+    elif at[0] and page - r.start <= r.last - r.start:
+        node[0] = at[0]
         return True
-    node[0] = ranges_value(p.tree, page)
-    if node[0]:
-        p.near_node = node[0]
-        p.near_version = p.tree_version
+    at[0] = ranges_value(p.tree, page)
+    node[0] = at[0]
     return node[0] != 0
 
 
@@ -1615,28 +1618,45 @@ cdef size_t kfd_faults(kfd_t* p, const record_t* records, size_t n, const ahead_
 cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                    fault_t* out) noexcept nogil:
     """One delivery of a GPU page fault; order of decisions as in section 10."""
-    cdef int ret
-    cdef uint32_t how
-    cdef short_t s
-    cdef run_t run
+    cdef range_t* r
     memset(out, 0, sizeof(fault_t))
     out.best = NOWHERE
     if gpu >= 0 and p.plain_gpus >> gpu & 1 and (node or fault_node(p, page, &node)):
-        run_begin(p, <uint32_t>gpu, &run)
-        how = fault_short(p, &run, node, <uint32_t>gpu, page, block_of(p, node, page), &s)
-        if how != SHORT_NOT:
-            run_end(p, &run, <uint32_t>gpu)
+        r = p.ranges + node
+        # Most faults of a storm, and nothing of them is added up.
+        if not r.side and r.validate_ns and p.engine.now < r.validate_ns + DUPLICATE_WINDOW_NS:
             p.engine.processors[1 + gpu].driver_faults += 1
-            if how == SHORT_DUPLICATE:
-                return fault_end(out, 0, REASON_DUPLICATE, True)
-            if how == SHORT_DENIED:
-                return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
-            out.best = s.best
-            out.first = s.first
-            out.last = s.last
-            out.migration = s.best != 0
-            return fault_end(out, 0, REASON_OK, True)
-    ret = fault_decide(p, gpu, page, write, ts, out)
+            return fault_end(out, 0, REASON_DUPLICATE, True)
+        return fault_serve(p, gpu, page, write, ts, node, out)
+    return fault_long(p, gpu, page, write, ts, out)
+
+
+cdef int fault_serve(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
+                     fault_t* out) noexcept nogil:
+    """A fault that may take the short way."""
+    cdef uint32_t how
+    cdef short_t s
+    cdef run_t run
+    run_begin(p, <uint32_t>gpu, &run)
+    how = fault_short(p, &run, node, <uint32_t>gpu, page, block_of(p, node, page), &s)
+    if how == SHORT_NOT:
+        return fault_long(p, gpu, page, write, ts, out)
+    run_end(p, &run, <uint32_t>gpu)
+    p.engine.processors[1 + gpu].driver_faults += 1
+    if how == SHORT_DUPLICATE:
+        return fault_end(out, 0, REASON_DUPLICATE, True)
+    if how == SHORT_DENIED:
+        return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
+    out.best = s.best
+    out.first = s.first
+    out.last = s.last
+    out.migration = s.best != 0
+    return fault_end(out, 0, REASON_OK, True)
+
+
+cdef int fault_long(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
+                    fault_t* out) noexcept nogil:
+    cdef int ret = fault_decide(p, gpu, page, write, ts, out)
     if out.counted and gpu >= 0:
         p.engine.processors[1 + gpu].driver_faults += 1
     if (
@@ -2961,7 +2981,6 @@ cdef class KfdProcess(Process):
         p.engine.res.joins = True
         memset(p.sides, 0, sizeof(side_t))  # number 0: a range without rare state
         p.nranges = p.nsides = p.nsets = p.nbos = 1
-        p.near_version = 0xffffffffffffffffU
         p.node = &shared.n
         forget_vma(p)
         take_rules(&p.rules, self.rules)
