@@ -115,25 +115,25 @@ cdef struct arena_t:
     uint32_t gone_head      # nodes replaced in it, kept for rollback
     uint32_t gone_count
 
-# A leaf in the order of pages.
+# A leaf.
 cdef struct place_t:
-    uint64_t low            # its low fence
     uint32_t leaf
-    uint32_t pad
+    uint32_t line[3]        # first key of its second, third and fourth line of keys
 
 # All leaves of a map that is looked up far more than it changes, in order, and the page space
 # in buckets of equal size: in place of the way down the tree, one step and two comparisons.
+# A look-up reads one line of keys and one of values of the leaf.
 # Invariant: where it is valid, no leaf has come or gone since it was made.
 cdef struct index_t:
     bint valid
     uint32_t shift          # pages of a bucket are 2**shift
     uint32_t nbuckets
     uint32_t nplaces
-    uint32_t cap_buckets
-    uint32_t cap_places
+    uint32_t cap            # leaves that there is room for
     uint64_t base           # first page of the first bucket, and low fence of the second leaf
     uint64_t due            # look-ups to go until it is made
-    place_t* places         # two more at the end, with low fence TOP
+    uint64_t* fences        # low fences of the leaves, and TOP twice
+    place_t* places
     uint32_t* buckets       # number of the last leaf that begins at the bucket's first page or before
 
 cdef struct ranges_t:
@@ -385,7 +385,13 @@ cdef inline size_t inner_search_from(const uint64_t* key, uint64_t x, size_t bas
 cdef inline size_t leaf_search(const uint32_t* start, uint64_t distance) noexcept nogil:
     # Beyond the reach only unused keys follow, so the clamp changes no answer.
     cdef uint32_t x = <uint32_t>(distance if distance < REACH else REACH)
-    cdef size_t base = <size_t>(start[16] <= x) + (start[32] <= x) + (start[48] <= x) << 4
+    return line_search(
+        start, x, <size_t>(start[16] <= x) + (start[32] <= x) + (start[48] <= x) << 4
+    )
+
+
+# The same in the line of 16 keys from base on.
+cdef inline size_t line_search(const uint32_t* start, uint32_t x, size_t base) noexcept nogil:
     base += <size_t>(start[base + 4] <= x) + (start[base + 8] <= x) + (start[base + 12] <= x) << 2
     return base + (start[base + 1] <= x) + (start[base + 2] <= x) + (start[base + 3] <= x)
 
@@ -598,105 +604,122 @@ cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
 
 # --- the index of leaves ------------------------------------------------------
 
-cdef void index_collect(const ranges_t* m, uint32_t node, uint32_t height, uint64_t low,
-                        index_t* index) noexcept nogil:
+cdef inline void place_set(const ranges_t* m, size_t i, uint32_t node) noexcept nogil:
+    cdef const leaf_t* leaf = leaf_at(m, node)
+    cdef place_t* at = m.index.places + i
+    at.leaf = node
+    at.line[0] = leaf.start[16]
+    at.line[1] = leaf.start[32]
+    at.line[2] = leaf.start[48]
+
+
+cdef inline size_t index_place(const index_t* index, uint64_t page) noexcept nogil:
+    """Number of the leaf of a page below TOP; without a branch that is hard to guess."""
+    cdef const uint64_t* fences = index.fences
+    cdef uint64_t bucket = (page - index.base if page > index.base else 0) >> index.shift
+    cdef size_t i = index.buckets[bucket if bucket < index.nbuckets else index.nbuckets - 1]
+    i += fences[i + 1] <= page
+    i += fences[i + 1] <= page
+    while fences[i + 1] <= page:
+        i += 1
+    return i - (page < fences[i])  # below the second leaf
+
+
+cdef void index_collect(ranges_t* m, uint32_t node, uint32_t height, uint64_t low) noexcept nogil:
     """The leaves below a node, in order."""
     cdef const inner_t* inner
     cdef uint32_t i
     if height == 0:
-        index.places[index.nplaces].low = low
-        index.places[index.nplaces].leaf = node
-        index.nplaces += 1
+        place_set(m, m.index.nplaces, node)
+        m.index.fences[m.index.nplaces] = low
+        m.index.nplaces += 1
         return
     inner = inner_at(m, node)
     for i in range(m.inner.count[node]):
-        index_collect(m, inner.child[i], height - 1, inner.key[i], index)
+        index_collect(m, inner.child[i], height - 1, inner.key[i])
 
 
-cdef bint index_room(index_t* index, uint32_t places, uint32_t buckets) noexcept nogil:
-    cdef void* p
-    if places > index.cap_places:
-        p = mem_resize(index.places, <size_t>places * sizeof(place_t))
-        if p == NULL:
-            return False
-        index.places = <place_t*>p
-        index.cap_places = places
-    if buckets > index.cap_buckets:
-        p = mem_resize(index.buckets, <size_t>buckets * sizeof(uint32_t))
-        if p == NULL:
-            return False
-        index.buckets = <uint32_t*>p
-        index.cap_buckets = buckets
+cdef bint index_room(index_t* index, uint32_t leaves) noexcept nogil:
+    cdef void* fences
+    cdef void* places
+    cdef void* buckets
+    if leaves <= index.cap:
+        return True
+    fences = mem_resize(index.fences, (<size_t>leaves + 2) * sizeof(uint64_t))
+    if fences != NULL:
+        index.fences = <uint64_t*>fences
+    places = mem_resize(index.places, leaves * sizeof(place_t))
+    if places != NULL:
+        index.places = <place_t*>places
+    buckets = mem_resize(index.buckets, 2 * <size_t>leaves * sizeof(uint32_t))
+    if buckets != NULL:
+        index.buckets = <uint32_t*>buckets
+    if fences == NULL or places == NULL or buckets == NULL:
+        return False
+    index.cap = leaves
     return True
 
 
 cdef void index_make(ranges_t* m) noexcept nogil:
-    """Make the index where the tree has levels to spare, leaves lie evenly and there is memory."""
+    """Make the index where the tree has a level to spare, leaves lie evenly and memory lasts."""
     cdef index_t* index = &m.index
-    cdef uint32_t leaves = m.leaf.used - m.leaf.free_count, i, k
+    cdef uint32_t leaves = m.leaf.used - m.leaf.free_count - m.leaf.gone_count, i, k, before
     cdef uint64_t span
     index.due = TOP  # not again until leaves change
-    if m.height == 0 or m.open or leaves > 0x10000000u or not index_room(index, leaves + 2, 2 * leaves):
+    if m.height == 0 or m.open or not index_room(index, leaves):
         return
     index.nplaces = 0
-    index_collect(m, m.root, m.height, 0, index)
-    index.places[index.nplaces].low = index.places[index.nplaces + 1].low = TOP
-    index.base = index.places[1].low
-    span = index.places[index.nplaces - 1].low - index.base
+    index_collect(m, m.root, m.height, 0)
+    index.fences[leaves] = index.fences[leaves + 1] = TOP
+    index.base = index.fences[1]
+    span = index.fences[leaves - 1] - index.base
     index.shift = 0
-    while span >> index.shift >= 2 * leaves:
+    while span >> index.shift >= 2 * <uint64_t>leaves:
         index.shift += 1
     index.nbuckets = <uint32_t>(span >> index.shift) + 1
     i = 1
     for k in range(index.nbuckets):
-        span = index.base + (<uint64_t>k << index.shift)
-        leaves = i
-        while index.places[i + 1].low <= span:
+        before = i
+        while index.fences[i + 1] <= index.base + (<uint64_t>k << index.shift):
             i += 1
-        if i - leaves > INDEX_DEPTH:
+        if i - before > INDEX_DEPTH:
             return
         index.buckets[k] = i
     index.valid = True
 
 
-# Look-ups of values by the index, for pages below TOP; without a branch that is hard to guess.
 cdef void index_values(const ranges_t* m, const uint64_t* pages, size_t n,
                        uint32_t* values) noexcept nogil:
     cdef const leaf_t* leaf
     cdef const leaf_t* leaves = <const leaf_t*>m.leaf.nodes
-    cdef const place_t* places = m.index.places
     cdef const place_t* at
-    cdef const uint32_t* buckets = m.index.buckets
+    cdef index_t index = m.index
     cdef const leaf_t* found[LANES]
     cdef uint32_t distance[LANES]
-    cdef uint32_t slot[LANES]
-    cdef uint64_t base = m.index.base, top = m.index.nbuckets - 1, page, bucket
-    cdef uint32_t shift = m.index.shift, j, width
-    cdef size_t done = 0
+    cdef size_t line[LANES]
+    cdef uint64_t page
+    cdef uint32_t j, width, x
+    cdef size_t done = 0, i
     cdef bint cached = m.leaf.used <= CACHED_LEAVES
     while done < n:
         width = LANES if n - done >= LANES else <uint32_t>(n - done)
         for j in range(width):
             page = pages[done + j]
-            bucket = (page - base if page > base else 0) >> shift
-            at = places + buckets[bucket if bucket < top else top]
-            at += at[1].low <= page
-            at += at[1].low <= page
-            while at[1].low <= page:
-                at += 1
-            at -= page < at.low  # below the second leaf
-            page -= at.low
+            i = index_place(&index, page)
+            page -= index.fences[i]
+            at = index.places + i
             leaf = leaves + at.leaf
+            # As in leaf_search.
+            x = <uint32_t>(page if page < REACH else REACH)
             found[j] = leaf
-            # Beyond the reach only unused keys follow, so the clamp changes no answer.
-            distance[j] = <uint32_t>(page if page < REACH else REACH)
+            distance[j] = x
+            line[j] = <size_t>(at.line[0] <= x) + (at.line[1] <= x) + (at.line[2] <= x) << 4
             if not cached:
-                leaf_prefetch(leaf)
+                prefetch(&leaf.start[line[j]])
+                prefetch(&leaf.value[line[j]])
         for j in range(width):
-            slot[j] = <uint32_t>leaf_search(found[j].start, distance[j])
-            prefetch(&found[j].value[slot[j]])
-        for j in range(width):
-            values[done + j] = found[j].value[slot[j]]
+            leaf = found[j]
+            values[done + j] = leaf.value[line_search(leaf.start, distance[j], line[j])]
         done += width
 
 
@@ -854,6 +877,8 @@ cdef inline int leaf_assign(ranges_t* m, uint64_t first, uint64_t last,
         leaf.start[left + head] = <uint32_t>next_low
         leaf.value[left + head] = tail_value
         m.count += tail_value != 0
+    if m.index.valid:
+        place_set(m, index_place(&m.index, low), node)
     return 1
 
 
@@ -1400,6 +1425,7 @@ cdef void ranges_free(ranges_t* m) noexcept nogil:
     if m != NULL:
         arena_free(&m.leaf)
         arena_free(&m.inner)
+        free(m.index.fences)
         free(m.index.places)
         free(m.index.buckets)
         free(m)
@@ -1451,8 +1477,7 @@ cdef inline uint64_t arena_nbytes(const arena_t* a) noexcept nogil:
 cdef uint64_t ranges_nbytes(const ranges_t* m) noexcept nogil:
     return (
         sizeof(ranges_t) + arena_nbytes(&m.leaf) + arena_nbytes(&m.inner)
-        + <uint64_t>m.index.cap_places * sizeof(place_t)
-        + <uint64_t>m.index.cap_buckets * sizeof(uint32_t)
+        + <uint64_t>m.index.cap * (sizeof(place_t) + sizeof(uint64_t) + 2 * sizeof(uint32_t))
     )
 
 
@@ -1610,18 +1635,23 @@ cdef int audit_arena(const arena_t* a, uint32_t in_tree, bint open) noexcept nog
 
 cdef bint audit_index(const ranges_t* m, uint32_t leaves) noexcept nogil:
     cdef const index_t* index = &m.index
+    cdef const leaf_t* leaf
     cdef uint64_t low, last, page
-    cdef uint32_t i
-    if index.nplaces != leaves or index.places[0].low != 0:
+    cdef uint32_t i, k
+    if index.nplaces != leaves or index.fences[0] != 0:
         return False
     for i in range(leaves):
-        if descend(m, index.places[i].low, &low, &last) != index.places[i].leaf:
+        if descend(m, index.fences[i], &low, &last) != index.places[i].leaf:
             return False
-        if low != index.places[i].low or last + 1 != index.places[i + 1].low + (i + 1 == leaves):
+        leaf = leaf_at(m, index.places[i].leaf)
+        for k in range(3):
+            if index.places[i].line[k] != leaf.start[16 + 16 * k]:
+                return False
+        if low != index.fences[i] or last + 1 != index.fences[i + 1] + (i + 1 == leaves):
             return False
     for i in range(index.nbuckets):
         page = index.base + (<uint64_t>i << index.shift)
-        if not index.places[index.buckets[i]].low <= page < index.places[index.buckets[i] + 1].low:
+        if not index.fences[index.buckets[i]] <= page < index.fences[index.buckets[i] + 1]:
             return False
     return True
 
