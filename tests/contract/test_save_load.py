@@ -409,7 +409,7 @@ FIELDS = {
     "links_t": "prev next invalid",
     "side_t": "needs_unmap first_child last_child next_child pending is_child deferred",
     "bo_t": "npages pages sequence holders first prev next gpu alive stray",
-    "attrs_t": "preferred prefetch flags granularity access aip hash next best",
+    "attrs_t": "preferred prefetch flags granularity access aip hash next best plain",
     "node_t": "used sequence tenants ntenants",
     "engine_t": "res now cost_ns costs counters processors events nevents cap_events recording "
     "lost_events",
