@@ -17,6 +17,11 @@ Inner nodes repeat their last key and child in the unused slots, so that the
 search needs no count. Nodes live in two arenas and are named by 32-bit numbers;
 entry counts and transaction marks are kept beside the arenas, off the read path.
 
+Index. A map whose leaves stay while its values are looked up in batches gets an
+index of them: all low fences in a row, found through buckets of equal size, and
+the first keys of each leaf's lines beside them. It takes the place of the inner
+nodes and of all but one key line. A leaf that comes or goes ends it.
+
 Changes. An assign inside one leaf is a shift within that leaf. All others (a
 full or nearly empty leaf, several leaves) take the seam path: the kept head of
 the first leaf, the new boundaries and the kept tail of the last leaf are dealt
@@ -134,7 +139,7 @@ cdef struct index_t:
     uint64_t due            # look-ups to go until it is made
     uint64_t* fences        # low fences of the leaves, and TOP twice
     place_t* places
-    uint32_t* buckets       # number of the last leaf that begins at the bucket's first page or before
+    uint32_t* buckets       # number of the leaf of each one's first page
 
 cdef struct ranges_t:
     arena_t leaf
@@ -685,7 +690,7 @@ cdef void index_make(ranges_t* m) noexcept nogil:
         if i - before > INDEX_DEPTH:
             return
         index.buckets[k] = i
-    index.valid = True
+    index.valid = leaves - 1 - i <= INDEX_DEPTH
 
 
 cdef void index_values(const ranges_t* m, const uint64_t* pages, size_t n,
@@ -2545,3 +2550,6 @@ def _break_rule(RangeMap ranges, int rule):
         m.leaf.free_count += 1
     elif rule == RULE_MARKS:
         m.leaf.mark[path.leaf] = NONE
+    elif rule == RULE_INDEX:
+        index_make(m)
+        m.index.places[0].line[0] -= 1
