@@ -274,7 +274,7 @@ cdef enum:
 cdef struct ahead_t:
     uint64_t version       # of the tree: nodes are stale when it has another
     uint32_t nodes[LOOK_AHEAD]    # the range at each record's page, 0 without one
-    uint32_t blocks[LOOK_AHEAD]   # and its 2 MiB block; not filled where nodes are 0
+    uint32_t blocks[LOOK_AHEAD]   # and its 2 MiB block; 0: to be looked up
 
 # What n records will read, asked for ahead so that cache misses overlap; with faults the
 # ranges are looked up too.

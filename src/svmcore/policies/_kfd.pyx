@@ -1255,10 +1255,8 @@ cdef inline uint32_t* ask_entry(residency_t* res, uint64_t page) noexcept nogil:
 
 
 cdef inline void ask_lines(residency_t* res, uint32_t block) noexcept nogil:
-    """The block's lines."""
+    """The block's lines; number 0 is as good as another where there are blocks."""
     cdef block_t* b = res.blocks + block
-    if block == NO_BLOCK:
-        return
     ask_ahead(res.lines + b.lines[0])
     ask_ahead(res.lines + b.lines[1])
     if not b.joint:
@@ -1282,6 +1280,8 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
         memset(a.nodes, 0, n * sizeof(uint32_t))
         if p.live_ranges < CACHED_TOUCHES:
             return
+        if res.nblocks == 1:
+            return
         for i in range(n):
             entries[i] = ask_entry(res, pages[i])
         for i in range(n):
@@ -1303,8 +1303,11 @@ cdef void kfd_look_ahead(kfd_t* p, const record_t* records, uint32_t n, bint fau
         a.blocks[i] = guess_block(p, r, pages[i] >> 9)
         ask_ahead(res.blocks + a.blocks[i])
         ask_ahead(p.bos + r.bo)
+    if res.nblocks == 1:
+        return
     for i in range(n):
-        if a.blocks[i] != NO_BLOCK and res.blocks[a.blocks[i]].number == pages[i] >> 9:
+        # Where a range had no block yet, it hardly has one now: it is looked up when it is needed.
+        if a.blocks[i] == NO_BLOCK or res.blocks[a.blocks[i]].number == pages[i] >> 9:
             ask_lines(res, a.blocks[i])
         elif a.nodes[i]:
             a.blocks[i] = NO_BLOCK
@@ -1472,9 +1475,9 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     """The common fault in one pass over one cache line each: same result as the long way.
 
     Common: a settled range, pages that belong to the faulting GPU or stay in system
-    memory, a window inside one 2 MiB block (the page's, *block*) that nobody else has
-    mapped or holds. All else is SHORT_NOT, with nothing changed but, at most, a reference
-    to an object. *page* is in the tree's interval of *node*, and so in a settled range.
+    memory, a window inside one 2 MiB block (*block*, or NO_BLOCK where that is to be
+    looked up) that nobody else has mapped or holds. All else is SHORT_NOT, with nothing
+    changed but, at most, a reference to an object. *page* is in the tree's interval of *node*, and so in a settled range.
     """
     cdef range_t* r = run.ranges + node
     cdef const attrs_t* a = run.sets + r.attrs
@@ -1497,8 +1500,12 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     if r.actual and r.actual != best:
         return SHORT_NOT
     fault_window(page, a.granularity, r.start, r.last, &first, &last)
-    if (first ^ last) >> 9 or block == NO_BLOCK:
+    if (first ^ last) >> 9:
         return SHORT_NOT
+    if block == NO_BLOCK:
+        block = block_of(p, node, page)
+        if block == NO_BLOCK:
+            return SHORT_NOT
     if first < run.vma_first or last > run.vma_last:
         vma_at(p, page, &end)
         run_mapping(p, run)
@@ -1638,7 +1645,7 @@ cdef int fault_serve(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, 
     cdef short_t s
     cdef run_t run
     run_begin(p, <uint32_t>gpu, &run)
-    how = fault_short(p, &run, node, <uint32_t>gpu, page, block_of(p, node, page), &s)
+    how = fault_short(p, &run, node, <uint32_t>gpu, page, NO_BLOCK, &s)
     if how == SHORT_NOT:
         return fault_long(p, gpu, page, write, ts, out)
     run_end(p, &run, <uint32_t>gpu)
