@@ -285,6 +285,15 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
     """The block's lines for a GPU, in one pass over its header; they are to be read."""
     cdef block_t* b = r.blocks + block
     cdef uint32_t i, tag
+    if (
+        b.n == 3 and b.more == 0 and b.tags[0] == MASK_SYSTEM << 8
+        and b.tags[1] == (MASK_VRAM << 8 | gpu) and b.tags[2] == (MASK_MAPPED << 8 | gpu)
+    ):
+        out.system = r.lines[b.lines[0]].w
+        out.vram = r.lines[b.lines[1]].w
+        out.mapped = r.lines[b.lines[2 - b.joint]].w
+        out.other = False
+        return
     out.system = NULL
     out.vram = NULL
     out.mapped = NULL
