@@ -11,7 +11,7 @@ Free functions; those that may allocate return -1 when memory runs out and have
 changed nothing, the others cannot fail. Pages are inclusive.
 """
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 cdef extern from *:
     """
@@ -254,17 +254,19 @@ cdef struct usual_t:
     uint64_t tags        # the first four
 
 
+cdef inline uint64_t usual_tags(uint32_t gpu) noexcept nogil:
+    # Of a little-endian machine; elsewhere no header is usual, and all is found in a loop.
+    return <uint64_t>(MASK_VRAM << 8 | gpu) << 16 | <uint64_t>(MASK_MAPPED << 8 | gpu) << 32
+
+
 cdef inline usual_t usual_header(uint32_t gpu) noexcept nogil:
     cdef block_t b
     cdef usual_t out
-    memset(&b, 0, sizeof(b))
+    b.more = 0
     b.n = 3
     b.joint = True
-    b.tags[0] = MASK_SYSTEM << 8
-    b.tags[1] = <uint16_t>(MASK_VRAM << 8 | gpu)
-    b.tags[2] = <uint16_t>(MASK_MAPPED << 8 | gpu)
     memcpy(&out.counts, &b.more, sizeof(out.counts))
-    memcpy(&out.tags, b.tags, sizeof(out.tags))
+    out.tags = usual_tags(gpu)
     return out
 
 
@@ -285,10 +287,9 @@ cdef inline void res_lines(residency_t* r, uint32_t block, uint32_t gpu,
     """The block's lines for a GPU, in one pass over its header; they are to be read."""
     cdef block_t* b = r.blocks + block
     cdef uint32_t i, tag
-    if (
-        b.n == 3 and b.more == 0 and b.tags[0] == MASK_SYSTEM << 8
-        and b.tags[1] == (MASK_VRAM << 8 | gpu) and b.tags[2] == (MASK_MAPPED << 8 | gpu)
-    ):
+    cdef uint64_t tags
+    memcpy(&tags, b.tags, sizeof(tags))
+    if b.n == 3 and b.more == 0 and tags == usual_tags(gpu):
         out.system = r.lines[b.lines[0]].w
         out.vram = r.lines[b.lines[1]].w
         out.mapped = r.lines[b.lines[2 - b.joint]].w
