@@ -2532,6 +2532,27 @@ cdef void fatal(touch_t* out, uint64_t page, int ret, uint8_t reason) noexcept n
     out.reason = reason
 
 
+cdef bint touch_faults(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, uint32_t node,
+                       uint32_t block, touch_t* out) noexcept nogil:
+    """The fault of a touch that goes the short way; False where it does not serve all of it."""
+    cdef engine_t* e = p.engine
+    cdef short_t f
+    cdef run_t run
+    settle(p)
+    if not node and not fault_node(p, first, &node):
+        return False
+    run_begin(p, gpu, &run)
+    if fault_short(p, &run, node, gpu, first, block, &f) != SHORT_SERVED:
+        return False
+    run_end(p, &run, gpu)
+    e.processors[1 + gpu].driver_faults += 1
+    e.processors[1 + gpu].faults += 1
+    e.cost_ns += e.costs.fault_ns
+    out.faults = 1
+    out.best = f.best
+    return f.last >= last
+
+
 cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bint write,
                       uint32_t node, touch_t* out) noexcept nogil:
     """A GPU's touch inside one 2 MiB block that is mapped, or that one common fault serves.
@@ -2543,8 +2564,6 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
     cdef uint32_t lo = first & 511, hi = last & 511, w, block
     cdef uint64_t span, missing = 0, local = 0
     cdef lines_t l
-    cdef short_t f
-    cdef run_t run
     if first >> 9 != last >> 9 or p.restore_pending or p.ndeferred:
         return False
     block = find_block(e.res, first >> 9)
@@ -2559,19 +2578,7 @@ cdef bint touch_short(kfd_t* p, uint32_t gpu, uint64_t first, uint64_t last, bin
         # The long way serves page by page; here the first page must be the one that faults.
         if not missing >> (lo & 63) & 1 or not p.plain_gpus >> gpu & 1:
             return False
-        settle(p)
-        if not node and not fault_node(p, first, &node):
-            return False
-        run_begin(p, gpu, &run)
-        if fault_short(p, &run, node, gpu, first, block, &f) != SHORT_SERVED:
-            return False
-        run_end(p, &run, gpu)
-        e.processors[1 + gpu].driver_faults += 1
-        e.processors[1 + gpu].faults += 1
-        e.cost_ns += e.costs.fault_ns
-        out.faults = 1
-        out.best = f.best
-        if f.last < last:
+        if not touch_faults(p, gpu, first, last, node, block, out):
             return False
         res_lines(e.res, block, gpu, &l)
     while True:
