@@ -2545,3 +2545,6 @@ def _break_rule(RangeMap ranges, int rule):
         m.leaf.free_count += 1
     elif rule == RULE_MARKS:
         m.leaf.mark[path.leaf] = NONE
+    elif rule == RULE_INDEX:
+        index_make(m)
+        m.index.places[0].line[0] = 0
