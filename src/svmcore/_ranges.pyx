@@ -134,7 +134,7 @@ cdef struct index_t:
     uint64_t due            # look-ups to go until it is made
     uint64_t* fences        # low fences of the leaves, and TOP twice
     place_t* places
-    uint32_t* buckets       # number of the last leaf that begins at the bucket's first page or before
+    uint32_t* buckets       # the last leaf that begins at the first page of each or before
 
 cdef struct ranges_t:
     arena_t leaf

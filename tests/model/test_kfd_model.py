@@ -563,6 +563,42 @@ def test_short_way_equals_long_way(seed: int) -> None:
     assert drive(seed, 500, pair_of=ShortPair) == 500
 
 
+def test_the_index_of_leaves_follows_what_comes_in_place() -> None:
+    """A range that a fault makes moves the keys of a leaf, which keeps its place in the index.
+
+    Only leaves of more than 16 entries have keys there.
+    """
+    base, count = 0x7F0000000, 300
+    process = KfdProcess([Gpu(1, 1 << 20)], xnack=True, default_granularity=0)
+    process.mmap(base, base + 10 * count)
+    for i in range(count):
+        assert process.set_attr(base + 10 * i << 12, 4 << 12, [(2, 1)]) == 0
+    records = np.zeros(3 * count, RECORD)
+    records["addr"] = np.tile(base + 10 * np.arange(count, dtype="u8"), 3) << np.uint64(12)
+    records["kind"], records["proc"], records["size"] = Kind.FAULT, 1, 4096
+
+    def by_index() -> bool:
+        outcomes = np.zeros(len(records), OUTCOME)
+        before = process.work()
+        process.begin(process.now, record=False)
+        process.finish()
+        replay_chunk(process, records, outcomes, raw=True)
+        after = process.work()
+        process.step(process.now + 3_000_000)
+        assert not outcomes["code"].any()
+        return after["nodes_visited"] - before["nodes_visited"] == after["finds"] - before["finds"]
+
+    assert [by_index(), by_index()] == [False, True]
+    for made, i in enumerate((3, 40, 41, 90, 150, 151, 200, 299)):
+        process.begin(process.now, record=False)
+        assert process.fault(1, base + 10 * i + 6, False) == 0
+        process.finish()
+        process.settle()
+        process.check()
+        assert len(process) == count + made + 1
+        assert by_index()
+
+
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_faults_of_ranges_found_by_the_index_of_leaves(seed: int, crowded: bool) -> None:
