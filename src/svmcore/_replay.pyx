@@ -196,13 +196,15 @@ cdef inline void kfd_raw(kfd_t* p, const record_t* record, uint8_t processor, ui
     """One delivery by the driver's exact rules; it may be dropped."""
     cdef touch_t a
     cdef arrival_t fault
+    cdef uint64_t version = p.tree_version
     fault.page = record.addr >> 12
     fault.ts = record.t_ns
     fault.processor = processor
     fault.access = record.access
     fault.type = fault_type(record)
     kfd_step(p)
-    kfd_deliver_touch(p, &fault, node, &a)
+    # Pending work may have taken the range away, or this page from it.
+    kfd_deliver_touch(p, &fault, node if version == p.tree_version else 0, &a)
     take(out, &a)
 
 

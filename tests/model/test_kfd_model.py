@@ -563,6 +563,66 @@ def test_short_way_equals_long_way(seed: int) -> None:
     assert drive(seed, 500, pair_of=ShortPair) == 500
 
 
+@pytest.mark.parametrize("record", [False, True])
+def test_pages_mapped_in_place_beside_pages_of_the_gpu(record: bool) -> None:
+    """Both in one block of 2 MiB: what the GPU maps is no longer what it has."""
+    base = 0x7F0000000
+    process = KfdProcess([Gpu(1, 1 << 20)], xnack=True, default_granularity=2)
+    process.mmap(base, base + 511)
+    assert process.set_attr(base << 12, 64 << 12, [(2, 1)]) == 0
+    assert process.set_attr(base + 64 << 12, 64 << 12, [(0, 0)]) == 0
+    served, stays = set(), set()
+    for offset in (0, 64, 4, 100, 40, 60, 127, 8):
+        process.begin(process.now + 3_000_000, record=record)
+        assert process.fault(1, base + offset, False) == 0
+        process.finish()
+        process.settle()
+        process.check()
+        window = offset // 4 * 4
+        (served if offset < 64 else stays).update(range(window, window + 4))
+        for page in range(128):
+            assert process.mapped(0, base + page) == (page in served | stays)
+            assert process.where(base + page) == (
+                1 if page in served else 0 if page in stays else -1
+            )
+
+
+def test_the_index_of_leaves_follows_what_comes_in_place() -> None:
+    """A range that a fault makes moves the keys of a leaf, which keeps its place in the index.
+
+    Only leaves of more than 16 entries have keys there.
+    """
+    base, count = 0x7F0000000, 300
+    process = KfdProcess([Gpu(1, 1 << 20)], xnack=True, default_granularity=0)
+    process.mmap(base, base + 10 * count)
+    for i in range(count):
+        assert process.set_attr(base + 10 * i << 12, 4 << 12, [(2, 1)]) == 0
+    records = np.zeros(3 * count, RECORD)
+    records["addr"] = np.tile(base + 10 * np.arange(count, dtype="u8"), 3) << np.uint64(12)
+    records["kind"], records["proc"], records["size"] = Kind.FAULT, 1, 4096
+
+    def by_index() -> bool:
+        outcomes = np.zeros(len(records), OUTCOME)
+        before = process.work()
+        process.begin(process.now, record=False)
+        process.finish()
+        replay_chunk(process, records, outcomes, raw=True)
+        after = process.work()
+        process.step(process.now + 3_000_000)
+        assert not outcomes["code"].any()
+        return after["nodes_visited"] - before["nodes_visited"] == after["finds"] - before["finds"]
+
+    assert [by_index(), by_index()] == [False, True]
+    for made, i in enumerate((3, 40, 41, 90, 150, 151, 200, 299)):
+        process.begin(process.now, record=False)
+        assert process.fault(1, base + 10 * i + 6, False) == 0
+        process.finish()
+        process.settle()
+        process.check()
+        assert len(process) == count + made + 1
+        assert by_index()
+
+
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_faults_of_ranges_found_by_the_index_of_leaves(seed: int, crowded: bool) -> None:

@@ -431,6 +431,20 @@ def test_raw_faults_are_delivered_once():
     assert result.settings["raw_faults"] is True
 
 
+def test_a_raw_fault_after_its_range_went():
+    """The range that was looked up ahead goes before the fault is delivered."""
+    space = fresh(1)
+    space.map(BASE, 16 * PAGE)
+    space.set_attr(BASE, 16 * PAGE, [])
+    rows = [record(BASE, kind=Kind.FAULT), record(BASE, 16 * PAGE, kind=Kind.UNMAP)]
+    rows += [record(BASE + PAGE, kind=Kind.FAULT)]
+    space.process.step(MS)
+    result = replay(records(*rows), space, raw_faults=True, outcomes=True)
+    assert result.outcomes["code"].tolist() == [0, 0, -14]
+    assert result.reasons == {"no_range": 1}
+    assert result.counters["duplicate_faults"] == 0
+
+
 def test_raw_faults_by_the_cpu_are_touches():
     trace = records(record(BASE, proc=CPU, kind=Kind.FAULT))
     result = replay(trace, fresh(1), raw_faults=True)

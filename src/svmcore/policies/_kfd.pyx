@@ -2713,11 +2713,13 @@ cdef void kfd_access(kfd_t* p, uint32_t processor, uint64_t first, uint64_t last
 
     The clock moves on by what the access waited for and cost.
     """
-    cdef uint64_t moved = p.engine.counters.migrated_pages
+    cdef uint64_t moved = p.engine.counters.migrated_pages, version = p.tree_version
     memset(out, 0, sizeof(touch_t))
     out.best = NOWHERE
     out.reason = REASON_OK
     kfd_step(p)
+    if version != p.tree_version:
+        node = 0  # pending work may have taken the range away, or these pages from it
     if p.ndeferred:
         fatal(out, first, -E_NOMEM, REASON_NO_MEMORY)
     elif processor:
