@@ -40,7 +40,7 @@ cdef extern from *:
     /* realloc for arrays that only grow. */
     static inline void *svm_resize(void *p, size_t size)
     {
-    #if defined(__GLIBC__) && defined(MADV_HUGEPAGE)
+    #if defined(__linux__) && defined(MADV_HUGEPAGE)
         if (size >= 2 * SVM_LARGE) {
             const size_t had = p != NULL ? malloc_usable_size(p) : 0;
             void *q = NULL;

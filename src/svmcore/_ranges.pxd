@@ -44,7 +44,7 @@ cdef uint32_t ranges_value(ranges_t* m, uint64_t page) noexcept nogil
 cdef void ranges_find_many(ranges_t* m, const uint64_t* pages, size_t n,
                            range_entry_t* out) noexcept nogil
 # The same, values only and pages below 2**64 - 1. A map that stays as it is for a while gets an
-# index of its leaves here, which makes them cost half.
+# index of its leaves here, which makes them cost half; so one thread at a time.
 cdef void ranges_values_many(ranges_t* m, const uint64_t* pages, size_t n,
                              uint32_t* values) noexcept nogil
 # First non-hole entry with last >= page; False when there is none.

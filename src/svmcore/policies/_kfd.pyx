@@ -1477,7 +1477,8 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     Common: a settled range, pages that belong to the faulting GPU or stay in system
     memory, a window inside one 2 MiB block (*block*, or NO_BLOCK where that is to be
     looked up) that nobody else has mapped or holds. All else is SHORT_NOT, with nothing
-    changed but, at most, a reference to an object. *page* is in the tree's interval of *node*, and so in a settled range.
+    changed but, at most, a reference to an object. *page* is in the tree's interval of
+    *node*, and so in a settled range.
     """
     cdef range_t* r = run.ranges + node
     cdef const attrs_t* a = run.sets + r.attrs
