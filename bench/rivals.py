@@ -965,7 +965,7 @@ def tables(sizes: list[int], quick: bool, say: Callable[[str], None]) -> dict[st
     n, budget = (2_000, 0.01) if quick else (20_000, 0.1)
     batch = 20_000 if quick else 1_000_000
     missing = [rival.name for rival in RIVALS if not present(rival)]
-    result: dict[str, Any] = {"sizes": {}, "missing": missing}
+    result: dict[str, Any] = {"machine": machine(), "sizes": {}, "missing": missing}
     makers = compiled_maps()
     for ranges in sizes:
         where = workloads.layout(ranges)
