@@ -19,8 +19,7 @@ WHY = {
     "64 streams": (
         "A fault reads and writes about six cache lines: range, header, two masks, object, and its "
         "share of records and outcomes. With a million ranges they come from memory, and a core "
-        "keeps only 16 or so on their way; a fault of ranges that lie in the cache takes two "
-        "thirds of the time."
+        "keeps only 16 or so on their way."
     ),
     "10,000 ranges, warm": (
         "A fault is about 450 instructions, which a core runs at four to five a cycle: 25 million "
@@ -28,8 +27,8 @@ WHY = {
         "Builds with wider vectors (`-march=x86-64-v3`) changed nothing."
     ),
     "whole fault in a batch": (
-        "Both sides are bound by the same thing, instructions or memory, so that the ratio stays "
-        "when either gets faster; a fault reads twice as many cache lines as a look-up."
+        "A fault reads and writes several times the cache lines of a look-up, and both wait for "
+        "them: the ratio goes with the machine's memory, and from run to run."
     ),
     "overwrite against std::map": (
         "An overwrite moves up to half a leaf of 512 bytes, and at a million ranges first waits "
@@ -42,8 +41,12 @@ WHY = {
 
 def reasons(missed: list[goals.Row]) -> list[str]:
     """Those that concern goals that are not met."""
-    told = [why for word, why in WHY.items() if any(word in item["case"] for item in missed)]
-    return ["", "Why not:", "", *(f"- {why}" for why in told)] if told else []
+    told = {
+        why: next((item["goal"] + ", " + word for item in missed if word in item["case"]), "")
+        for word, why in WHY.items()
+    }
+    lines = [f"- *{of}*: {why}" for why, of in told.items() if of]
+    return ["", "Why not:", "", *lines] if lines else []
 
 
 def publish(machine: dict[str, str]) -> int:
@@ -176,7 +179,7 @@ def index(result: dict[str, Any]) -> str:
         "",
         "| command | tells |",
         "|---|---|",
-        "| `svmcore bench` | this machine beside the published table, in seconds |",
+        "| `svmcore bench` | this machine beside the table in `svmcore/data/bench.json` |",
         "| `python bench/rivals.py` | every structure at 1e2, 1e4 and 1e6 ranges |",
         "| `python bench/rivals.py --goals` | reached / goal of every goal |",
         "| `python bench/state.py` | how fast states are saved and loaded |",
@@ -185,7 +188,7 @@ def index(result: dict[str, Any]) -> str:
         "| `python bench/compare.py main HEAD` | two revisions, in turns |",
         "| `python bench/instructions.py --check` | the instruction gate |",
         "",
-        "`pip install svmcore[bench]` brings the rivals; `bench/` is in the source, not in the",
+        "`pip install 'svmcore[bench]'` brings the rivals; `bench/` is in the source, not in the",
         "wheel. `std::map` and `boost::icl` take part where a C++ compiler and `libboost-dev` are.",
         "These pages: `python bench/rivals.py --save`, then `python bench/rivals.py --docs`.",
         "",
