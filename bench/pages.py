@@ -22,9 +22,8 @@ WHY = {
         "keeps only 16 or so on their way."
     ),
     "10,000 ranges, warm": (
-        "A fault is about 450 instructions, which a core runs at four to five a cycle: 25 million "
-        "a second need a clock of 2.8 GHz and all that a fault reads in the second-level cache. "
-        "Builds with wider vectors (`-march=x86-64-v3`) changed nothing."
+        "What the faults of a pass read and write is more than a second-level cache holds, and the "
+        "instructions of one (case `fault` of the instruction gate) take most of the time."
     ),
     "whole fault in a batch": (
         "A fault reads and writes several times the cache lines of a look-up, and both wait for "
@@ -34,18 +33,16 @@ WHY = {
         "An overwrite moves up to half a leaf of 512 bytes, and at a million ranges first waits "
         "for it; the ratio goes with the speed of the machine's memory."
     ),
-    "look-up against": "The call from Python is two thirds of it.",
-    "import svmcore": "It is the compiled modules' own set-up; NumPy itself is the larger part.",
 }
 
 
 def reasons(missed: list[goals.Row]) -> list[str]:
     """Those that concern goals that are not met."""
-    told = {
-        why: next((item["goal"] + ", " + word for item in missed if word in item["case"]), "")
-        for word, why in WHY.items()
-    }
-    lines = [f"- *{of}*: {why}" for why, of in told.items() if of]
+    lines = []
+    for words, why in WHY.items():
+        item = next((item for item in missed if words in item["case"]), None)
+        if item is not None:
+            lines.append(f"- *{item['goal']}, {words}*: {why}")
     return ["", "Why not:", "", *lines] if lines else []
 
 
