@@ -384,7 +384,7 @@ cdef uint64_t res_move_in(residency_t* r, uint32_t gpu, uint64_t first,
         lo = low_page(number, first)
         hi = high_page(number, last)
         block = find_block(r, number)
-        res_part(r, block)
+        res_part(r, block)  # joined again when they are mapped, which comes next
         gather_vram(r, block, vram)
         pinned = find_line(r, block, MASK_PINNED << 8)
         system = need_line(r, block, MASK_SYSTEM << 8)

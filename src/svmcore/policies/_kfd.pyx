@@ -1421,6 +1421,11 @@ cdef void kfd_mode(kfd_t* p) noexcept nogil:
     p.plain_gpus = gpus
 
 
+cdef inline bint repeats(const range_t* r, uint64_t now) noexcept nogil:
+    """A fault of the range is a duplicate: it was served a moment ago (section 10)."""
+    return r.validate_ns and now < r.validate_ns + DUPLICATE_WINDOW_NS
+
+
 cdef inline void run_mapping(kfd_t* p, run_t* run) noexcept nogil:
     run.vma_first = p.vma_first if p.vma_plain else 1
     run.vma_last = p.vma_last if p.vma_plain else 0
@@ -1492,7 +1497,7 @@ cdef inline uint32_t fault_short(kfd_t* p, run_t* run, uint32_t node, uint32_t g
     cdef lines_t l
     if r.side or r.mapped & ~bit:
         return SHORT_NOT
-    if r.validate_ns and run.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+    if repeats(r, run.now):
         return SHORT_DUPLICATE
     if best >= PLAIN_NOT:
         if best == BEST_NONE and run.vma_first <= page <= run.vma_last:
@@ -1632,7 +1637,7 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
     if gpu >= 0 and p.plain_gpus >> gpu & 1 and (node or fault_node(p, page, &node)):
         r = p.ranges + node
         # Most faults of a storm, and nothing of them is added up.
-        if not r.side and r.validate_ns and p.engine.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+        if not r.side and repeats(r, p.engine.now):
             p.engine.processors[1 + gpu].driver_faults += 1
             return fault_end(out, 0, REASON_DUPLICATE, True)
         return fault_serve(p, gpu, page, write, ts, node, out)
@@ -1641,7 +1646,7 @@ cdef int kfd_fault(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, ui
 
 cdef int fault_serve(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, uint32_t node,
                      fault_t* out) noexcept nogil:
-    """A fault that may take the short way."""
+    """A fault that may take the short way and is no duplicate."""
     cdef uint32_t how
     cdef short_t s
     cdef run_t run
@@ -1651,8 +1656,6 @@ cdef int fault_serve(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts, 
         return fault_long(p, gpu, page, write, ts, out)
     run_end(p, &run, <uint32_t>gpu)
     p.engine.processors[1 + gpu].driver_faults += 1
-    if how == SHORT_DUPLICATE:
-        return fault_end(out, 0, REASON_DUPLICATE, True)
     if how == SHORT_DENIED:
         return fault_end(out, -E_ACCES, REASON_NO_ACCESS, True)
     out.best = s.best
@@ -1714,7 +1717,7 @@ cdef int fault_decide(kfd_t* p, int gpu, uint64_t page, bint write, uint64_t ts,
     r = p.ranges + node
     if r.side and (pending_of(p, node) == PENDING_UNMAP or is_child(p, node)):
         return fault_end(out, 0, REASON_SKIP_RECOVER, True)
-    if r.validate_ns and p.engine.now < r.validate_ns + DUPLICATE_WINDOW_NS:
+    if repeats(r, p.engine.now):
         return fault_end(out, 0, REASON_DUPLICATE, True)
     code = vma_at(p, page, &end)
     if code == 0:
